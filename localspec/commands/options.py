@@ -1,0 +1,89 @@
+"""The options that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from localspec.settings import MAX_DRAFT_LENGTH, MAX_SEED
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class DraftLength(click.ParamType):
+    """`auto`, or a number of tokens."""
+
+    name = "auto|N"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str | int:
+        if value == "auto":
+            return "auto"
+        try:
+            length = int(value)
+        except ValueError:
+            length = -1
+        if not 0 <= length <= MAX_DRAFT_LENGTH:
+            self.fail(f"{value!r} is neither 'auto' nor a number from 0 to {MAX_DRAFT_LENGTH}", param, ctx)
+        return length
+
+
+def model_argument(command: Command) -> Command:
+    """MODEL: a catalogue name, a directory, or a hub id."""
+    return click.argument("model", required=False, metavar="[MODEL]")(command)
+
+
+def draft_options(command: Command) -> Command:
+    """--draft and --draft-length."""
+    return _stack(
+        command,
+        click.option("--draft", metavar="MODEL", help="A small model that drafts, with the same vocabulary."),
+        click.option(
+            "--draft-length", type=DraftLength(), help="Most tokens to guess per pass.  [default: auto, from costs]"
+        ),
+    )
+
+
+def sampling_options(command: Command) -> Command:
+    """--temperature, the filters and --seed. None means: the default of `localspec.Settings`."""
+    return _stack(
+        command,
+        click.option("--temperature", "-t", type=click.FloatRange(min=0), help="0 is greedy.  [default: 0]"),
+        click.option("--top-p", type=click.FloatRange(0, 1), help="Nucleus sampling.  [default: off]"),
+        click.option("--top-k", type=click.IntRange(min=0), help="Keep the K likeliest tokens.  [default: off]"),
+        click.option("--min-p", type=click.FloatRange(0, 1), help="Keep tokens this near to the top.  [default: off]"),
+        seed_option,
+    )
+
+
+def seed_option(command: Command) -> Command:
+    """--seed."""
+    return click.option("--seed", type=click.IntRange(0, MAX_SEED), help="Same seed, same text.  [default: random]")(
+        command
+    )
+
+
+def machine_options(command: Command) -> Command:
+    """--dtype and --blas."""
+    return _stack(
+        command,
+        click.option(
+            "--dtype",
+            type=click.Choice(["auto", "float32", "bfloat16", "float16", "quantized"]),
+            default="auto",
+            help="Format of the weights; auto measures once what is fastest here, quantized is as stored.",
+        ),
+        click.option(
+            "--blas",
+            type=click.Choice(["auto", "off"]),
+            default="auto",
+            help="Linux: use an installed OpenBLAS. LOCALSPEC_BLAS=off does the same as off.",
+        ),
+    )
+
+
+def _stack(command: Command, *decorators: Callable[[Command], Command]) -> Command:
+    for decorator in reversed(decorators):
+        command = decorator(command)
+    return command

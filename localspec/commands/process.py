@@ -1,0 +1,114 @@
+"""How a command behaves as a process: its exit codes, its streams, its restart with a faster BLAS.
+
+Knows nothing about what the commands do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn, TextIO
+
+import click
+
+from localspec.blas import Setting, preload
+from localspec.errors import LocalspecError, SettingsError
+
+FAILED = 1
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """What a command may do with the process it runs in."""
+
+    owned: bool = False
+    """Whether localspec was started as a program. Called from another program, it may not replace the process."""
+
+
+class CommandGroup(click.Group):
+    """A group of commands that ends errors, interrupts and broken pipes in an exit code instead of a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except SettingsError as error:
+            raise click.UsageError(str(error), ctx=ctx) from error
+        except LocalspecError as error:
+            fail(ctx, str(error))
+        except BrokenPipeError:
+            discard_output()
+            ctx.exit(BROKEN_PIPE)
+        except KeyboardInterrupt:
+            if sys.stderr is not None and sys.stderr.isatty():
+                say("")  # the terminal has printed ^C
+            ctx.exit(INTERRUPTED)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            fail(ctx, f"{error.filename}: {reason}" if error.filename else reason)
+
+
+def exit_status(run: Callable[[], object]) -> int:
+    """Run a click command outside of its standalone mode and turn how it ended into an exit code."""
+    try:
+        status = run()
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except SystemExit as error:  # click's own answer to a broken pipe
+        return error.code if isinstance(error.code, int) else FAILED
+    return status if isinstance(status, int) else 0
+
+
+def fail(ctx: click.Context, message: str) -> NoReturn:
+    """End the command with one line on stderr."""
+    say("localspec: " + " ".join(message.split()))
+    ctx.exit(FAILED)
+
+
+def say(line: str) -> None:
+    """One line on stderr, for the person at the terminal."""
+    from localspec.text import printable
+
+    click.echo(printable(line), err=True)
+
+
+def output() -> TextIO:
+    """Standard output; where it was closed (`>&-`), nowhere."""
+    return sys.stdout if sys.stdout is not None else open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether a person reads (or writes) this stream."""
+    return stream is not None and not stream.closed and stream.isatty()
+
+
+def make_streams_safe() -> None:
+    """Let a stream that cannot encode a character (an ASCII terminal) show its code point instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")
+
+
+def discard_output() -> None:
+    """Send the rest of the output nowhere: the interpreter flushes at exit and would report the broken pipe again."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def use_fast_blas(ctx: click.Context, setting: Setting, verbose: bool = False) -> None:
+    """Restart this process with OpenBLAS where that helps. Nothing may have been read from stdin before."""
+    process = ctx.find_object(Process)
+    if process is not None and process.owned:
+        preload(sys.orig_argv, setting, verbose)

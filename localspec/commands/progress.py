@@ -1,0 +1,62 @@
+"""Fetching models with the progress on stderr: a bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import click
+
+from localspec.commands.process import is_terminal, say
+
+_STEPS = 10
+
+
+def fetch(*names: str, refresh: bool = False) -> list[Path]:
+    """The models' directories, each fetched if it is not here."""
+    from localspec import hub
+
+    paths = []
+    for name in names:
+        with ExitStack() as stack:
+            paths.append(hub.resolve(name, reporter(name, stack), refresh=refresh))
+    return paths
+
+
+def reporter(name: str, stack: ExitStack) -> Callable[[int, int], None]:
+    """A `progress(done, total)` that shows itself at the first call, and closes with the stack."""
+    return _bar(name, stack) if is_terminal(sys.stderr) else _lines(name)
+
+
+def _lines(name: str) -> Callable[[int, int], None]:
+    from localspec.memory import format_bytes
+
+    shown = -1
+
+    def report(done: int, total: int) -> None:
+        nonlocal shown
+        step = done * _STEPS // total if total > 0 else 0
+        if step > shown:
+            shown = step
+            say(f"downloading {name}: {format_bytes(done)} of {format_bytes(total)}")
+
+    return report
+
+
+def _bar(name: str, stack: ExitStack) -> Callable[[int, int], None]:
+    from localspec.memory import format_bytes
+
+    bar: Any = None
+
+    def report(done: int, total: int) -> None:
+        nonlocal bar
+        if bar is None:
+            label = f"downloading {name} ({format_bytes(total)})"
+            bar = stack.enter_context(click.progressbar(length=total, label=label, file=sys.stderr))
+        bar.length = total
+        bar.update(max(0, done - bar.pos))
+
+    return report

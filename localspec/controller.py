@@ -1,0 +1,161 @@
+"""How many tokens to draft: expected tokens per second from measured pass costs and observed acceptance.
+
+Per round the length N, 0 included, with the largest (1 + sum_k prod_{i<=k} a_i) / (T(N+1) + draft cost) is taken: a_i
+is the chance that draft i is accepted when those before it were, T(k) the cost of a target pass with k rows on this
+machine. Knows nothing of tokens or models. Lengths never change which tokens are emitted under coupled acceptance.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import Literal
+
+from localspec.drafters.protocol import Drafter, Proposal
+
+MOST = 12
+"""Longest draft that is considered."""
+REPRODUCIBLE = 4
+"""Fixed length where ids depend on lengths (rejection acceptance): a clock must not decide them."""
+_STEP = 0.2
+"""Weight of a new observation of a cost."""
+_CLAMP = 1.5
+"""An observed cost counts as at most this many times the estimate: a machine that paused is not a slow pass."""
+_MEMORY = 0.97
+"""Weight that old acceptance counts keep with each new one of their bucket."""
+_PRIOR_WEIGHT = 3.0
+_PRIORS = {"ngram": (0.30, 0.50, 0.60, 0.70, 0.80, 0.85), "draft": (0.6,), "mtp": (0.6,)}
+"""First guesses of acceptance by bucket (match length 1, 2, 3, 4-5, 6-9, 10 and more)."""
+_EDGES = (2, 3, 4, 6, 10)
+_POSITIONS = 4
+"""Positions with estimates of their own; later drafts share the last one's."""
+
+
+class Costs:
+    """The cost of a target pass by its number of rows: measured points, straight lines between them."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, float] = {}
+        self._seen: dict[int, int] = {}
+
+    def observe(self, rows: int, seconds: float) -> None:
+        old = self._seconds.get(rows, seconds)
+        seen = self._seen[rows] = self._seen.get(rows, 0) + 1
+        # A plain mean at first: the very first pass of a width is often slow.
+        self._seconds[rows] = old + max(_STEP, 1 / seen) * (min(seconds, old * _CLAMP) - old)
+
+    def known(self) -> int:
+        """The most rows that were measured; 0 before any."""
+        return max(self._seconds, default=0)
+
+    def relative(self, rows: int) -> float:
+        """T(rows) / T(1), as far as measured; between points on a line, beyond the last along its slope."""
+        points = sorted(self._seconds.items())
+        if not points or points[0][0] != 1:
+            return 1.0 + 0.1 * (rows - 1)
+        base = points[0][1]
+        index = bisect_left(points, (rows, 0.0))
+        if index < len(points) and points[index][0] == rows:
+            return points[index][1] / base
+        if index == len(points):
+            if index == 1:
+                return 1.0 + 0.1 * (rows - 1)
+            # From the first point: neighbouring points are too noisy to extrapolate from.
+            last_rows, last = points[-1]
+            return 1.0 + (last / base - 1.0) * (rows - 1) / (last_rows - 1)
+        (low, low_s), (high, high_s) = points[index - 1], points[index]
+        return (low_s + (high_s - low_s) * (rows - low) / (high - low)) / base
+
+    def one_row(self) -> float | None:
+        """Seconds of a one-row pass; None before one was measured."""
+        return self._seconds.get(1)
+
+
+class Acceptance:
+    """Conditional acceptance estimates per drafter, bucket of evidence and position; old counts fade."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, int, int], tuple[float, float]] = {}
+
+    def estimate(self, drafter: str, bucket: int, position: int) -> float:
+        position = min(position, _POSITIONS - 1)
+        priors = _PRIORS.get(drafter, (0.5,))
+        prior = priors[min(bucket, len(priors) - 1)]
+        # A later draft of an accepted run is likelier to hold than the first.
+        prior += (1 - prior) * 0.15 * position
+        accepted, seen = self._counts.get((drafter, bucket, position), (0.0, 0.0))
+        return (accepted + _PRIOR_WEIGHT * prior) / (seen + _PRIOR_WEIGHT)
+
+    def observe(self, drafter: str, bucket: int, drafted: int, accepted: int) -> None:
+        for i in range(min(accepted + 1, drafted)):
+            key = (drafter, bucket, min(i, _POSITIONS - 1))
+            good, seen = self._counts.get(key, (0.0, 0.0))
+            self._counts[key] = (good * _MEMORY + (i < accepted), seen * _MEMORY + 1)
+
+    def fade(self, drafter: str, bucket: int) -> None:
+        """A bucket that was not tried drifts back to its first guess, so that it is tried again."""
+        key = (drafter, bucket, 0)
+        if key in self._counts:
+            good, seen = self._counts[key]
+            self._counts[key] = (good * 0.99, seen * 0.99)
+
+
+class Controller:
+    """Chooses draft lengths for one engine and learns from every round."""
+
+    def __init__(self) -> None:
+        self.costs = Costs()
+        self.acceptance = Acceptance()
+        self._draft_seconds: dict[str, float] = {}
+
+    def before(self, drafter: Drafter, limit: int, fixed: int | Literal["auto"]) -> int:
+        """Tokens to ask the drafter for. A free drafter is asked for all; `after` then cuts."""
+        if fixed != "auto":
+            return min(limit, fixed)
+        limit = min(limit, MOST, self._cautious())
+        return limit if drafter.free else self._best(drafter.name, 0, limit)
+
+    def after(self, proposal: Proposal, fixed: int | Literal["auto"]) -> Proposal | None:
+        """The proposal cut to what its evidence is worth; None when plain decoding is the better choice."""
+        if fixed != "auto":
+            return proposal
+        bucket = bucket_of(proposal)
+        best = self._best(proposal.source, bucket, len(proposal.tokens))
+        if best == 0:
+            self.acceptance.fade(proposal.source, bucket)
+            return None
+        return proposal.cut(best)
+
+    def learn(self, proposal: Proposal, accepted: int, draft_s: float, verify_s: float) -> None:
+        """Book one round that drafted."""
+        drafted = len(proposal.tokens)
+        self.acceptance.observe(proposal.source, bucket_of(proposal), drafted, accepted)
+        self.costs.observe(drafted + 1, verify_s)
+        each = draft_s / drafted
+        old = self._draft_seconds.get(proposal.source, each)
+        self._draft_seconds[proposal.source] = old + _STEP * (min(each, old * _CLAMP) - old)
+
+    def learn_plain(self, seconds: float) -> None:
+        """Book a one-row pass."""
+        self.costs.observe(1, seconds)
+
+    def _cautious(self) -> int:
+        # Wide passes may cost many times a narrow one here: each width is tried after half of it was measured.
+        return max(2 * self.costs.known() - 1, 1)
+
+    def _best(self, drafter: str, bucket: int, limit: int) -> int:
+        one = self.costs.one_row()
+        draft = self._draft_seconds.get(drafter, 0.0) / one if one else 0.0
+        best, best_value = 0, 1.0
+        expected, chance = 1.0, 1.0
+        for n in range(1, limit + 1):
+            chance *= self.acceptance.estimate(drafter, bucket, n - 1)
+            expected += chance
+            value = expected / (self.costs.relative(n + 1) + n * draft)
+            if value > best_value:
+                best, best_value = n, value
+        return best
+
+
+def bucket_of(proposal: Proposal) -> int:
+    """The class of evidence behind a proposal: its match length, coarsely."""
+    return sum((proposal.match_length or 0) >= edge for edge in _EDGES)

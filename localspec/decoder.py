@@ -1,0 +1,314 @@
+"""The rounds of one generation: propose, verify in one target pass, accept, commit, emit.
+
+Plain decoding is the same loop with nothing proposed, and then pipelined: the next pass is launched before the token
+that it starts from has been read. Knows nothing of prompts, chats or how a prefix got into the caches.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import mlx.core as mx
+
+from localspec.acceptance import accept_coupled, accept_rejection, draw, residual
+from localspec.controller import REPRODUCIBLE, Controller
+from localspec.drafters.protocol import Draw, Proposal
+from localspec.errors import NumericsError
+from localspec.noise import Noise, Stream
+from localspec.sampling import Distribution, distribution
+from localspec.session import Session
+from localspec.settings import Settings
+from localspec.stats import Stats
+from localspec.text import TextStream
+from localspec.tokens import Round, Source, Token
+
+FinishReason = Literal["stop", "length"]
+
+_QUIET = 4
+"""Rounds without a proposal after which plain decoding runs ahead, as if nothing drafted."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A one-row pass on its way: lazy arrays of one entry each."""
+
+    token: mx.array
+    logprob: mx.array
+    log_p: mx.array
+    normalizer: mx.array
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """One token that a pass decided, before stops and limits."""
+
+    id: int
+    source: Source
+    p: float
+    logprob: float
+    q: float | None = None
+    draft_index: int | None = None
+    match_length: int | None = None
+
+
+class Decoder:
+    """Decodes from a prepared session until a stop, the limit, or the consumer's close."""
+
+    def __init__(
+        self,
+        session: Session,
+        settings: Settings,
+        *,
+        seed: int,
+        end_ids: frozenset[int],
+        limit: int,
+        text: TextStream[Token],
+        controller: Controller,
+        stats: Stats,
+        rounds: list[Round],
+    ) -> None:
+        """`limit`: most tokens to emit, at least 1. `stats` and `rounds` are filled as decoding goes on."""
+        self._session = session
+        self._settings = settings
+        self._end_ids = end_ids
+        self._limit = limit
+        self._text = text
+        self._controller = controller
+        self._stats = stats
+        self._rounds = rounds
+        self._noise = Noise(seed)
+        self._draw = Draw(settings, self._noise, session.target.vocabulary_size)
+        fixed: int | Literal["auto"] = settings.draft_length
+        if fixed == "auto" and settings.accept == "rejection":
+            fixed = REPRODUCIBLE
+        self._fixed = fixed
+        speculating = settings.speculate and fixed != 0 and session.transaction.blocked_by is None
+        self._drafters = session.drafters if speculating else []
+        self.emitted = 0
+        """Tokens kept so far; those whose text is still held back are not yielded yet."""
+        self.finish_reason: FinishReason | None = None
+
+    def run(self) -> Iterator[Token]:
+        """Yield each token once. The caller puts the session right when the iterator is closed or fails."""
+        step: _Step | None = None
+        quiet = 0
+        while self.finish_reason is None:
+            started = time.perf_counter()
+            if step is None:
+                proposal, draft_s = self._propose()
+                if proposal is not None:
+                    quiet = 0
+                    yield from self._speculative_round(proposal, draft_s)
+                    continue
+                quiet += 1
+                started = time.perf_counter()
+                step = self._launch(mx.array(self._session.ids[-1:], mx.uint32), self._session.ids[:-1])
+            ahead = None
+            if self._room() > 1 and (not self._drafters or (quiet >= _QUIET and self._propose_free() is None)):
+                ahead = self._launch(step.token, self._session.ids)
+            chosen = self._read(step)
+            seconds = time.perf_counter() - started
+            self._stats.verify_s += seconds
+            self._controller.learn_plain(seconds)
+            yield from self._emit([chosen], None, 0, in_flight=ahead is not None)
+            step = ahead
+
+    # Propose
+
+    def _room(self) -> int:
+        return self._limit - self.emitted
+
+    def _propose(self) -> tuple[Proposal | None, float]:
+        """The first drafter's proposal that is worth a wider pass, and the seconds it took."""
+        started = time.perf_counter()
+        limit = self._room() - 1  # the pass itself adds a token
+        proposal = None
+        for drafter in self._drafters if limit > 0 else ():
+            length = self._controller.before(drafter, limit, self._fixed)
+            offered = drafter.propose(length, self._draw) if length else None
+            if offered is not None and offered.tokens:
+                self._session.target.check_ids(offered.tokens)
+                proposal = self._controller.after(offered, self._fixed)
+            if proposal is not None:
+                break
+        seconds = time.perf_counter() - started
+        self._stats.draft_s += seconds
+        return proposal, seconds
+
+    def _propose_free(self) -> Proposal | None:
+        """A proposal, if there may be one at the tokens known so far; asks drafters only that cost nothing."""
+        if any(not drafter.free for drafter in self._drafters):
+            return Proposal([], "draft")
+        return self._propose()[0]
+
+    # Plain decoding
+
+    def _launch(self, token: mx.array, history: Sequence[int]) -> _Step:
+        """Start a one-row pass on `token` [1], which may not have been computed yet; `history`: the ids before it."""
+        self._session.transaction.begin(1)
+        logits = self._session.target.forward(token, self._session.transaction.caches)
+        row = self._distribution(logits, token, history)
+        noise = self._gumbel(row, [len(history) + 1])
+        chosen = row.choose(noise)
+        step = _Step(chosen, row.logprob_of(chosen), row.log_probability_of(chosen), row.normalizer)
+        mx.async_eval(step.token, step.logprob, step.log_p, step.normalizer)  # type: ignore[no-untyped-call]
+        return step
+
+    def _read(self, step: _Step) -> _Chosen:
+        self._check(_floats(step.normalizer)[0], 0)
+        return _Chosen(_ints(step.token)[0], "plain", math.exp(_floats(step.log_p)[0]), _floats(step.logprob)[0])
+
+    # Verify and accept
+
+    def _speculative_round(self, proposal: Proposal, draft_s: float) -> Iterator[Token]:
+        session, drafts = self._session, proposal.tokens
+        started = time.perf_counter()
+        fed = mx.array([session.ids[-1], *drafts], mx.uint32)
+        session.transaction.begin(len(drafts) + 1)
+        logits = session.target.forward(fed, session.transaction.caches)
+        rows = self._distribution(logits, fed, session.ids[:-1])
+        if self._settings.accept == "coupled":
+            accepted, tokens, log_ps, logprobs = self._accept_coupled(rows, drafts)
+        else:
+            accepted, tokens, log_ps, logprobs = self._accept_rejection(rows, proposal)
+        seconds = time.perf_counter() - started
+        self._stats.verify_s += seconds
+        self._controller.learn(proposal, accepted, draft_s, seconds)
+        chosen = []
+        for i, token in enumerate(tokens):
+            p, logprob = math.exp(log_ps[i]), logprobs[i]
+            if i < accepted:
+                q = 1.0 if proposal.probabilities is None else proposal.probabilities[i]
+                chosen.append(_Chosen(token, proposal.source, p, logprob, q, i, proposal.match_length))
+            else:
+                chosen.append(_Chosen(token, "resampled" if accepted < len(drafts) else "bonus", p, logprob))
+        yield from self._emit(chosen, proposal, accepted)
+
+    def _accept_coupled(self, rows: Distribution, drafts: list[int]) -> tuple[int, list[int], list[float], list[float]]:
+        first = len(self._session.ids)
+        chosen = rows.choose(self._gumbel(rows, range(first, first + len(drafts) + 1)))
+        log_p, logprob = rows.log_probability_of(chosen), rows.logprob_of(chosen)
+        mx.eval(chosen, log_p, logprob, rows.normalizer)
+        accepted = accept_coupled(_ints(chosen), drafts)
+        self._check_rows(rows, accepted + 1)
+        kept = accepted + 1
+        return accepted, _ints(chosen)[:kept], _floats(log_p)[:kept], _floats(logprob)[:kept]
+
+    def _accept_rejection(
+        self, rows: Distribution, proposal: Proposal
+    ) -> tuple[int, list[int], list[float], list[float]]:
+        first, count = len(self._session.ids), len(proposal.tokens)
+        drafts = mx.array(proposal.tokens, mx.uint32)
+        p = rows.probabilities()
+        coins = self._noise.uniform(range(first, first + count))
+        passed = _ints(accept_rejection(p, proposal.q, drafts, coins))
+        accepted = passed.index(0) if 0 in passed else count
+        self._check_rows(rows, accepted + 1)
+        weights = p[accepted]
+        if accepted < count:
+            q = None if proposal.q is None else proposal.q[accepted]
+            weights = residual(weights, q, drafts[accepted])
+        noise = self._noise.gumbel([first + accepted], weights.shape[-1], Stream.RESIDUAL)[0]
+        final = draw(weights, noise)
+        chosen = mx.concatenate([drafts[:accepted], final[None].astype(mx.uint32)])
+        kept = Distribution(
+            rows.logprobs[: accepted + 1], rows.scores[: accepted + 1], rows.normalizer[: accepted + 1], rows.greedy
+        )
+        log_p, logprob = kept.log_probability_of(chosen), kept.logprob_of(chosen)
+        mx.eval(chosen, log_p, logprob)
+        return accepted, _ints(chosen), _floats(log_p), _floats(logprob)
+
+    def _distribution(self, logits: mx.array, fed: mx.array, history: Sequence[int]) -> Distribution:
+        """Each row's distribution; its processors see `history` and the tokens fed up to that row, nothing else."""
+        processors = self._settings.logits_processors
+        if processors:
+            before = mx.array(list(history), mx.uint32)
+            rows = []
+            for i in range(logits.shape[0]):
+                row = logits[i : i + 1]
+                seen = mx.concatenate([before, fed[: i + 1].astype(mx.uint32)])
+                for processor in processors:
+                    row = processor(seen, row)
+                rows.append(row)
+            logits = mx.concatenate(rows)
+        return distribution(logits, self._settings)
+
+    def _gumbel(self, rows: Distribution, positions: Sequence[int]) -> mx.array | None:
+        return None if rows.greedy else self._noise.gumbel(positions, rows.scores.shape[-1])
+
+    def _check_rows(self, rows: Distribution, count: int) -> None:
+        for i, normalizer in enumerate(_floats(rows.normalizer[:count])):
+            self._check(normalizer, i)
+
+    def _check(self, normalizer: float, row: int) -> None:
+        if not math.isfinite(normalizer):
+            position = len(self._session.ids) + row
+            raise NumericsError(
+                f"the model's logits at position {position} are not finite (log-sum-exp {normalizer}); "
+                "the weights may be damaged, or their dtype too narrow: try --dtype float32"
+            )
+
+    # Commit and emit
+
+    def _emit(
+        self, chosen: list[_Chosen], proposal: Proposal | None, accepted: int, *, in_flight: bool = False
+    ) -> Iterator[Token]:
+        """Cut at the earliest stop, commit what is kept, then yield it."""
+        session, position = self._session, len(self._session.ids)
+        index = len(self._rounds)
+        ready: list[tuple[Token, str]] = []
+        kept = 0
+        for choice in chosen:
+            token = Token(
+                choice.id,
+                "",
+                choice.source,
+                position + kept,
+                index,
+                choice.p,
+                choice.q,
+                choice.logprob,
+                choice.draft_index,
+                choice.match_length,
+            )
+            kept += 1
+            at_end = choice.id in self._end_ids
+            ready += self._text.push(choice.id, token, hidden=at_end)
+            if at_end or self._text.stopped:
+                self.finish_reason = "stop"
+            elif self.emitted + kept == self._limit:
+                self.finish_reason = "length"
+            if self.finish_reason is not None:
+                ready += self._text.finish()
+                if self._text.stopped:
+                    self.finish_reason = "stop"
+                break
+        self.emitted += kept
+        session.transaction.commit(position + kept - 1, int(in_flight))
+        session.extend([choice.id for choice in chosen[:kept]])
+        record = Round(
+            index,
+            None if proposal is None else proposal.source,
+            () if proposal is None else tuple(proposal.tokens),
+            min(accepted, kept),
+            kept,
+            position,
+        )
+        self._rounds.append(record)
+        self._stats.book_round(record)
+        for choice in chosen[:kept]:
+            self._stats.by_source[choice.source] = self._stats.by_source.get(choice.source, 0) + 1
+        for token, text in ready:
+            yield replace(token, text=text) if text else token
+
+
+def _ints(values: mx.array) -> list[int]:
+    return [int(v) for v in values.tolist()]  # type: ignore[union-attr, arg-type]
+
+
+def _floats(values: mx.array) -> list[float]:
+    return values.tolist()  # type: ignore[return-value]

@@ -1,0 +1,80 @@
+"""Drafts copied from the context: find an earlier place where the last tokens stood, propose what followed there.
+
+Known as prompt lookup (Saxena 2023). The index grows with the context, at a cost per token that does not depend on
+how long it already is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from localspec.drafters.protocol import Drafter, Draw, Proposal
+from localspec.tokens import Source
+
+SHORTEST, LONGEST = 1, 4
+"""n-grams that are indexed. Longer matches are found by comparing backwards from the place that an n-gram gives."""
+_COMPARED = 32
+"""How far back a match is measured."""
+_PLACES = 4
+"""Most recent places remembered per n-gram."""
+
+
+class NgramDrafter(Drafter):
+    """Proposes the continuation of the longest suffix of the context that stood there before, the latest on a tie."""
+
+    name: Source = "ngram"
+    free = True
+
+    def __init__(self, shortest: int = SHORTEST) -> None:
+        super().__init__()
+        self._shortest = shortest
+        self._places: dict[tuple[int, ...], tuple[int, ...]] = {}
+
+    def fresh(self) -> NgramDrafter:
+        return NgramDrafter(self._shortest)
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        context, places = self.context, self._places
+        for token in tokens:
+            # The n-grams that end before this token are indexed now that something follows them.
+            end = len(context)
+            for n in range(self._shortest, min(LONGEST, end) + 1):
+                gram = tuple(context[end - n : end])
+                places[gram] = (*places.get(gram, ())[-(_PLACES - 1) :], end)
+            context.append(token)
+
+    def reset(self) -> None:
+        super().reset()
+        self._places = {}
+
+    def propose(self, length: int, draw: Draw) -> Proposal | None:
+        match = self._longest_match()
+        if match is None:
+            return None
+        place, matched = match
+        context, end = self.context, len(self.context)
+        drafts: list[int] = []
+        for i in range(place, place + length):
+            # Past the end of the context the copy goes on from the draft itself: a repeated pattern repeats.
+            drafts.append(context[i] if i < end else drafts[i - end])
+        if any(not 0 <= token < draw.vocabulary_size for token in drafts):
+            return None
+        return Proposal(drafts, self.name, match_length=matched)
+
+    def _longest_match(self) -> tuple[int, int] | None:
+        """(index of the token that followed, length of the match); None without a match."""
+        context, end = self.context, len(self.context)
+        for n in range(min(LONGEST, end), self._shortest - 1, -1):
+            places = self._places.get(tuple(context[end - n :]))
+            if not places:
+                continue
+            best = (0, 0)
+            for place in reversed(places):
+                matched = n
+                limit = min(_COMPARED, place)
+                while matched < limit and context[place - matched - 1] == context[end - matched - 1]:
+                    matched += 1
+                if matched > best[1]:
+                    best = (place, matched)
+            return best
+        return None

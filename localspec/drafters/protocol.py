@@ -1,0 +1,103 @@
+"""What a drafter is: something that guesses the next tokens. It never decides what is emitted."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from localspec.noise import Noise
+from localspec.settings import Settings
+from localspec.tokens import Source
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Draft tokens, and the distribution that each was really drawn from."""
+
+    tokens: list[int]
+    source: Source
+    q: mx.array | None = None
+    """Float32 [len(tokens), vocabulary]; None when the drafter is deterministic (one-hot q)."""
+    probabilities: list[float] | None = None
+    """q of each draft token; None means 1.0 each."""
+    match_length: int | None = None
+    """n-gram drafts: tokens of context that matched."""
+
+    def cut(self, length: int) -> Proposal:
+        """The same proposal with at most `length` tokens."""
+        if length >= len(self.tokens):
+            return self
+        return Proposal(
+            self.tokens[:length],
+            self.source,
+            None if self.q is None else self.q[:length],
+            None if self.probabilities is None else self.probabilities[:length],
+            self.match_length,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """What a drafter that samples must know to draw in step with the target."""
+
+    settings: Settings
+    noise: Noise
+    vocabulary_size: int
+    """The target's: proposed ids must be below it, and q has as many columns."""
+
+
+class Drafter(ABC):
+    """Guesses continuations of a context that it follows token by token."""
+
+    name: Source
+    free: bool = False
+    """Whether proposing costs next to nothing, so that a proposal may be asked for and thrown away."""
+
+    def __init__(self) -> None:
+        self.context: list[int] = []
+
+    @abstractmethod
+    def fresh(self) -> Drafter:
+        """Another drafter of this kind (and weights) with an empty context: each session has its own."""
+
+    @abstractmethod
+    def propose(self, length: int, draw: Draw) -> Proposal | None:
+        """At most `length` tokens to follow the context; None when there is no good guess. `length` is at least 1."""
+
+    @abstractmethod
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Append kept tokens to the context. Implementations extend `self.context`."""
+
+    def reset(self) -> None:
+        """Forget the context."""
+        self.context = []
+
+    def rewind(self, length: int) -> None:
+        """Go back to the first `length` tokens of the context."""
+        kept = self.context[:length]
+        self.reset()
+        self.commit(kept)
+
+    def follow(self, ids: Sequence[int]) -> None:
+        """Make `ids` the context; usually they extend it."""
+        shared = len(self.context)
+        if shared > len(ids) or self.context != ids[:shared]:
+            self.rewind(common_prefix(self.context, ids))
+            shared = len(self.context)
+        self.commit(ids[shared:])
+
+    def check(self, target: Any, tokenizer: Any) -> None:  # noqa: B027 - most drafters fit any target
+        """Raise IncompatibleDrafterError when this drafter cannot serve the target."""
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the longest common prefix."""
+    n = min(len(a), len(b))
+    for i in range(n):
+        if a[i] != b[i]:
+            return i
+    return n

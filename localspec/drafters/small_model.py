@@ -1,0 +1,126 @@
+"""Drafts from a small model of the target's vocabulary, with a cache of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from localspec.drafters.protocol import Drafter, Draw, Proposal, common_prefix
+from localspec.errors import IncompatibleDrafterError
+from localspec.noise import Stream
+from localspec.sampling import distribution
+from localspec.target import PREFILL_STEP, Target
+from localspec.tokens import Source
+from localspec.transaction import Transaction
+
+
+class ModelDrafter(Drafter):
+    """A language model that runs ahead of the target.
+
+    Under coupled acceptance it draws with the target's own noise, so that the two agree as often as their
+    distributions allow; under rejection it draws with noise of its own and hands over q as it was drawn from.
+    """
+
+    name: Source = "draft"
+
+    def __init__(self, model: Any, tokenizer: Any = None, *, context_length: int | None = None) -> None:
+        """`model` is what mlx_lm.load returned; `tokenizer`, when given, is compared with the target's.
+
+        Raises IncompatibleDrafterError when the model's caches cannot be rolled back.
+        """
+        super().__init__()
+        self.model = model
+        self.tokenizer = tokenizer
+        self.context_length = context_length
+        self._target = Target(model)
+        self._drafted: list[int] = []
+        self._empty_caches()
+        if self._transaction.blocked_by is not None:
+            raise IncompatibleDrafterError(
+                f"this model cannot draft: its {self._transaction.blocked_by} cannot be rolled back; choose a draft "
+                "model with plain attention"
+            )
+
+    def fresh(self) -> ModelDrafter:
+        return ModelDrafter(self.model, self.tokenizer, context_length=self.context_length)
+
+    def check(self, target: Any, tokenizer: Any) -> None:
+        if self.tokenizer is not None and tokenizer is not None:
+            from localspec.vocabulary import check_same_vocabulary
+
+            check_same_vocabulary(tokenizer, self.tokenizer)
+
+    def propose(self, length: int, draw: Draw) -> Proposal | None:
+        end = len(self.context)
+        if not end or (self.context_length is not None and end + length > self.context_length):
+            return None
+        try:
+            return self._propose(length, draw)
+        except BaseException:
+            # Whatever the pass left behind, the context is intact: the caches are built again from it.
+            self._empty_caches()
+            raise
+
+    def _propose(self, length: int, draw: Draw) -> Proposal:
+        settings, end = draw.settings, len(self.context)
+        stream = Stream.GUMBEL if settings.accept == "coupled" else Stream.DRAFT
+        vocabulary = min(self._target.vocabulary_size, draw.vocabulary_size)
+        y = mx.array(self._catch_up(), mx.uint32)
+        tokens: list[mx.array] = []
+        chances: list[mx.array] = []
+        rows: list[mx.array] = []
+        for i in range(length):
+            self._transaction.begin(y.size)
+            logits = self._target.forward(y, self._transaction.caches)[-1:, :vocabulary]
+            drawn = distribution(logits, settings)
+            noise = None
+            if not drawn.greedy:
+                noise = draw.noise.gumbel([end + i], draw.vocabulary_size, stream)[:, :vocabulary]
+            y = drawn.choose(noise)
+            tokens.append(y)
+            chances.append(drawn.log_probability_of(y))
+            if settings.accept == "rejection" and not drawn.greedy:
+                q = drawn.probabilities()
+                rows.append(mx.pad(q, [(0, 0), (0, draw.vocabulary_size - vocabulary)]))
+        # One evaluation for the whole proposal: no round trip to the host between its tokens.
+        ids, chance = mx.concatenate(tokens), mx.exp(mx.concatenate(chances))
+        mx.eval(ids, chance, *rows)
+        self._drafted = ids.tolist()  # type: ignore[assignment]
+        return Proposal(self._drafted, self.name, mx.concatenate(rows) if rows else None, chance.tolist())  # type: ignore[arg-type]
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        # The caches hold the old context and all drafts but the last, where they were proposed from it.
+        start = len(self.context)
+        self.context.extend(tokens)
+        if self._transaction.held > start - 1:
+            right = start + common_prefix(self._drafted[:-1], tokens)
+            self._transaction.commit(min(right, len(self.context) - 1, self._transaction.held))
+        self._drafted = []
+
+    def rewind(self, length: int) -> None:
+        self.context = self.context[:length]
+        self._drafted = []
+        self._transaction.commit(min(self._transaction.length, max(length - 1, 0)))
+
+    def reset(self) -> None:
+        super().reset()
+        self._empty_caches()
+
+    def _catch_up(self) -> list[int]:
+        """The tokens of the context that the next pass has to run."""
+        # A proposal that was never committed (the round failed) leaves its rows behind: taken back here.
+        if self._transaction.held > len(self.context) - 1:
+            self._transaction.commit(len(self.context) - 1)
+        missing = self.context[self._transaction.held :]
+        if len(missing) > PREFILL_STEP:
+            self._transaction.begin(len(missing) - 1)
+            self._target.prefill(missing[:-1], self._transaction.caches)
+            self._transaction.commit(len(self.context) - 1)
+            missing = missing[-1:]
+        return missing
+
+    def _empty_caches(self) -> None:
+        self._transaction = Transaction(self._target.new_caches())
+        self._drafted = []

@@ -1,0 +1,173 @@
+"""The engine: a target, its tokenizer and its drafters, and the ways to ask them for text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from localspec.controller import Controller
+from localspec.drafters.ngram import NgramDrafter
+from localspec.drafters.protocol import Drafter
+from localspec.errors import PromptTooLongError, SettingsError
+from localspec.generation import Generation
+from localspec.session import Session
+from localspec.settings import Settings
+from localspec.target import Target
+from localspec.text import DetokenizerFactory
+from localspec.transaction import blocking_cache
+
+if TYPE_CHECKING:
+    from localspec.conversation import Conversation
+
+Message = dict[str, str]
+"""One chat turn: `{"role": "system" | "user" | "assistant", "content": text}`."""
+Prompt = str | Sequence[Message] | Sequence[int]
+
+_NAMED_DRAFTERS: dict[str, Callable[[], Drafter]] = {"ngram": NgramDrafter}
+
+
+class Engine:
+    """Decodes with speculation, or plainly: the same ids either way under coupled acceptance."""
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any = None,
+        *,
+        drafters: Sequence[Drafter | str] = ("ngram",),
+        name: str = "model",
+        context_length: int | None = None,
+    ) -> None:
+        """`model`, `tokenizer`: what mlx_lm.load returned; without a tokenizer prompts must be ids.
+
+        drafters: asked in this order; names ("ngram") or Drafter objects, of which each session takes a fresh copy.
+        context_length: the most tokens, prompt included, that the model can attend to; None means unknown.
+
+        Raises IncompatibleDrafterError when a drafter does not fit the target.
+        """
+        self.model = model
+        self.tokenizer = tokenizer
+        self.name = name
+        self.context_length = context_length
+        self.target = Target(model)
+        self.controller = Controller()
+        self.drafters = [_drafter(d) for d in drafters]
+        for drafter in self.drafters:
+            drafter.check(model, tokenizer)
+        self.speculation_blocked = self._blocked()
+        """Why this model decodes plainly; None when speculation can run."""
+        self._texts = None if tokenizer is None else DetokenizerFactory(tokenizer)
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Ids that end a generation."""
+        return frozenset() if self.tokenizer is None else frozenset(self.tokenizer.eos_token_ids)
+
+    def stream(self, prompt: Prompt, **settings: Any) -> Generation:
+        """Decode `prompt`, a text to continue, a list of messages, or a list of ids; iterate the result.
+
+        Keywords are the fields of Settings. Raises SettingsError or PromptTooLongError before anything runs.
+        """
+        return self.generation(self.new_session(), self.encode(prompt), Settings.from_keywords(**settings))
+
+    def generate(self, prompt: Prompt, **settings: Any) -> Generation:
+        """Like `stream`, run to its end."""
+        return self.stream(prompt, **settings).run()
+
+    def conversation(self, system: str | None = None) -> Conversation:
+        """A chat whose turns share one cache."""
+        from localspec.conversation import Conversation
+
+        return Conversation(self, system)
+
+    def new_session(self) -> Session:
+        """An empty context with caches and drafters of its own."""
+        return Session(self.target, [drafter.fresh() for drafter in self.drafters])
+
+    def generation(
+        self,
+        session: Session,
+        prompt: list[int],
+        settings: Settings,
+        *,
+        on_end: Callable[[Generation], None] | None = None,
+        on_prefill: Callable[[int, int], None] | None = None,
+    ) -> Generation:
+        """Decode ids in a session, reusing what its caches hold of them."""
+        if not prompt:
+            raise SettingsError("the prompt is empty: give at least one token")
+        self.target.check_ids(prompt)
+        if self.context_length is not None and len(prompt) >= self.context_length:
+            raise PromptTooLongError(
+                f"the prompt has {len(prompt)} tokens and {self.name} can attend to {self.context_length}: "
+                "shorten it, or start a new conversation"
+            )
+        if settings.stop and self.tokenizer is None:
+            raise SettingsError("stop strings need a tokenizer, and this engine has none")
+        return Generation(
+            session,
+            prompt,
+            settings,
+            end_ids=self.end_ids,
+            context_length=self.context_length,
+            texts=self._texts,
+            controller=self.controller,
+            on_end=on_end,
+            on_prefill=on_prefill,
+        )
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt; a start token is added where the tokenizer wants one and the text has none."""
+        if not isinstance(prompt, str):
+            items = list(prompt)
+            if all(isinstance(item, int) and not isinstance(item, bool) for item in items):
+                return [item for item in items if isinstance(item, int)]
+            return self._encode_messages(items)
+        tokenizer = self._needed_tokenizer("a text prompt")
+        start = tokenizer.bos_token
+        ids: list[int] = tokenizer.encode(prompt, add_special_tokens=not (start and prompt.startswith(start)))
+        return ids
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """The text that the chat template makes of the messages, ready for an answer."""
+        tokenizer = self._needed_tokenizer("a list of messages")
+        if not tokenizer.has_chat_template:
+            raise SettingsError(f"{self.name} has no chat template: give a text prompt instead of messages")
+        from jinja2 import TemplateError
+
+        try:
+            text: str = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        except TemplateError as error:
+            raise SettingsError(f"{self.name}'s chat template refuses these messages: {error}") from None
+        return text
+
+    def _encode_messages(self, items: Sequence[Any]) -> list[int]:
+        for item in items:
+            if not (
+                isinstance(item, dict) and isinstance(item.get("role"), str) and isinstance(item.get("content"), str)
+            ):
+                raise SettingsError(
+                    f"a prompt is a text, a list of ids, or a list of {{role, content}} messages, not {item!r}"
+                )
+        text = self.render(items)
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    def _needed_tokenizer(self, purpose: str) -> Any:
+        if self.tokenizer is None:
+            raise SettingsError(f"{purpose} needs a tokenizer, and this engine has none: give a list of ids")
+        return self.tokenizer
+
+    def _blocked(self) -> str | None:
+        cache = blocking_cache(self.target.new_caches())
+        if cache is None:
+            return None
+        return f"{self.name} uses {cache}, which cannot be rolled back yet: decoding plainly"
+
+
+def _drafter(drafter: Drafter | str) -> Drafter:
+    if not isinstance(drafter, str):
+        return drafter
+    if drafter not in _NAMED_DRAFTERS:
+        raise SettingsError(f"unknown drafter {drafter!r}; known: {', '.join(_NAMED_DRAFTERS)}")
+    return _NAMED_DRAFTERS[drafter]()

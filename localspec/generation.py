@@ -1,0 +1,153 @@
+"""One generation: an iterator of tokens that carries its own record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
+
+from localspec.controller import Controller
+from localspec.decoder import Decoder, FinishReason
+from localspec.noise import fresh_seed
+from localspec.session import Session
+from localspec.settings import Settings
+from localspec.stats import Stats
+from localspec.text import Detokenizer, DetokenizerFactory, TextStream
+from localspec.tokens import Round, Token
+
+_WORDLESS = Detokenizer(lambda _: None, [], None)
+"""Ids without a tokenizer have no text."""
+
+
+class Generation(Iterator[Token]):
+    """Iterate to decode. The attributes are live while it runs and stay valid afterwards.
+
+    However it ends (a stop, the limit, `close`, an exception, an abandoned loop), the session holds exactly the prompt
+    and the tokens that were yielded; after an exception its caches are empty instead, and are computed again.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        prompt: list[int],
+        settings: Settings,
+        *,
+        end_ids: frozenset[int],
+        context_length: int | None,
+        texts: DetokenizerFactory | None,
+        controller: Controller,
+        on_end: Callable[[Generation], None] | None = None,
+        on_prefill: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """`on_end` is called once, when the session is right again. `on_prefill(done, of)` reports prompt processing."""
+        self.seed = fresh_seed() if settings.seed is None else settings.seed
+        """The seed in use, picked if none was given."""
+        self.settings = replace(settings, seed=self.seed)
+        self.stats = Stats(prompt_tokens=len(prompt))
+        self.rounds: list[Round] = []
+        self.tokens: list[Token] = []
+        """Tokens yielded so far."""
+        self.prompt_ids = prompt
+        self.finish_reason: FinishReason | None = None
+        """`stop` or `length`; None while it runs, and when it was closed early."""
+        self.failed = False
+        """Whether an exception ended it."""
+        self._session = session
+        self._end_ids = end_ids
+        self._context_length = context_length
+        self._texts = texts
+        self._controller = controller
+        self._on_end = on_end
+        self._on_prefill = on_prefill
+        self._steps = self._run()
+
+    @property
+    def ids(self) -> list[int]:
+        """The ids yielded so far, an end token included."""
+        return [token.id for token in self.tokens]
+
+    @property
+    def text(self) -> str:
+        """The text yielded so far."""
+        return "".join(token.text for token in self.tokens)
+
+    def __iter__(self) -> Generation:
+        return self
+
+    def __next__(self) -> Token:
+        return next(self._steps)
+
+    def close(self) -> None:
+        """Stop here and keep what was yielded. Call it from the thread that decodes."""
+        self._steps.close()
+
+    def run(self) -> Generation:
+        """Decode to the end."""
+        for _ in self:
+            pass
+        return self
+
+    def _limit(self) -> int:
+        limit = self.settings.max_tokens
+        room = None if self._context_length is None else self._context_length - len(self.prompt_ids)
+        if limit is None:
+            return 2**31 if room is None else room
+        return limit if room is None else min(limit, room)
+
+    def _run(self) -> Generator[Token, None, None]:
+        started = time.perf_counter()
+        if self._limit() <= 0:
+            self.finish_reason = "length"
+            self._end()
+            return
+        decoder = None
+        try:
+            self._prefill(started)
+            decoder = Decoder(
+                self._session,
+                self.settings,
+                seed=self.seed,
+                end_ids=self._end_ids,
+                limit=self._limit(),
+                text=TextStream(_WORDLESS if self._texts is None else self._texts.new(), self.settings.stop),
+                controller=self._controller,
+                stats=self.stats,
+                rounds=self.rounds,
+            )
+            for token in decoder.run():
+                self.stats.total_s = time.perf_counter() - started
+                if not self.tokens:
+                    self.stats.ttft_s = self.stats.total_s
+                self.tokens.append(token)
+                if decoder.finish_reason is not None and decoder.emitted == len(self.tokens):
+                    self.finish_reason = decoder.finish_reason
+                yield token
+        except GeneratorExit:
+            self._keep()
+            raise
+        except BaseException:
+            # The pass may have failed inside arrays that the caches still refer to: they are not worth trusting.
+            self.failed = True
+            self._session.clear()
+            raise
+        else:
+            self._keep()
+        finally:
+            self._end()
+
+    def _prefill(self, started: float) -> None:
+        total = len(self.prompt_ids)
+        report = None
+        if self._on_prefill is not None:
+            on_prefill = self._on_prefill
+            report = lambda done: on_prefill(self.stats.reused_tokens + done, total)  # noqa: E731
+        self.stats.reused_tokens = self._session.prepare(self.prompt_ids, report)
+        self.stats.prefill_s = time.perf_counter() - started
+
+    def _keep(self) -> None:
+        self._session.truncate(len(self.prompt_ids) + len(self.tokens))
+
+    def _end(self) -> None:
+        if self._on_end is not None:
+            on_end, self._on_end = self._on_end, None
+            on_end(self)

@@ -1,0 +1,83 @@
+"""The tokens of one context, the caches that hold them, and the drafters that watch them.
+
+A session outlives a generation: the next prompt reuses whatever prefix of it the caches hold already. Knows nothing of
+text, sampling or chat templates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import mlx.core as mx
+
+from localspec.drafters.protocol import Drafter, common_prefix
+from localspec.target import Target
+from localspec.transaction import Transaction
+
+
+class Session:
+    """Invariant between rounds: the caches hold `ids` without the newest, which is the first row of the next pass."""
+
+    def __init__(self, target: Target, drafters: Sequence[Drafter]) -> None:
+        self.target = target
+        self.drafters = list(drafters)
+        self.ids: list[int] = []
+        self._fresh_caches()
+
+    def prepare(self, prompt: Sequence[int], progress: Callable[[int], None] | None = None) -> int:
+        """Make `prompt` the context, computing what the caches do not hold; returns how many tokens were reused.
+
+        An exception leaves an empty session, never a wrong one.
+        """
+        last = len(prompt) - 1
+        reused = min(common_prefix(self.ids[: self.transaction.length], prompt), last)
+        try:
+            if reused < self.transaction.length:
+                if self.transaction.blocked_by is None:
+                    self.transaction.commit(reused)
+                else:
+                    self._fresh_caches()
+                    reused = 0
+            self.transaction.begin(last - reused)
+            self.target.prefill(prompt[reused:last], self.transaction.caches, progress)
+            self.transaction.commit(last)
+            self.ids = list(prompt)
+            for drafter in self.drafters:
+                drafter.follow(self.ids)
+        except BaseException:
+            self.clear()
+            raise
+        return reused
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append kept tokens, whose rows the caches must hold but for the newest."""
+        self.ids.extend(tokens)
+        for drafter in self.drafters:
+            drafter.commit(tokens)
+
+    def truncate(self, length: int) -> None:
+        """Forget everything after the first `length` tokens, in the caches too.
+
+        Where the caches cannot be cut, the session goes on holding the tokens that they hold.
+        """
+        if self.transaction.blocked_by is None:
+            self.transaction.commit(min(self.transaction.held, max(length - 1, 0)))
+        else:
+            length = max(length, self.transaction.held)
+            self.transaction.commit(self.transaction.held)
+        if length < len(self.ids):
+            del self.ids[length:]
+            for drafter in self.drafters:
+                drafter.rewind(length)
+        # Evaluated here, in the thread that built them: the next turn may come from another one.
+        mx.eval([cache.state for cache in self.transaction.caches if not cache.empty()])
+
+    def clear(self) -> None:
+        """Start over with empty caches."""
+        self.ids = []
+        self._fresh_caches()
+        for drafter in self.drafters:
+            drafter.reset()
+
+    def _fresh_caches(self) -> None:
+        self.transaction = Transaction(self.target.new_caches())

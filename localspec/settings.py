@@ -1,0 +1,96 @@
+"""What a caller may ask of one generation, validated before anything runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from localspec.errors import SettingsError
+
+Acceptance = Literal["coupled", "rejection"]
+LogitsProcessor = Callable[[Any, Any], Any]
+"""`processor(tokens, logits) -> logits`: ids so far, uint32 [n]; logits, [1, vocabulary]. mlx-lm's convention."""
+
+MAX_DRAFT_LENGTH = 32
+MAX_SEED = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """One generation's settings. Raises SettingsError, with the allowed range, when constructed with a bad one."""
+
+    max_tokens: int | None = 256
+    """Most tokens to emit; None means until a stop or the end of the context window."""
+    temperature: float = 0.0
+    """0 takes the most probable token; filters below have no effect then."""
+    top_p: float = 1.0
+    """Nucleus sampling; 1 is off."""
+    top_k: int = 0
+    """Keep the k most probable tokens; 0, or the vocabulary's size and more, is off."""
+    min_p: float = 0.0
+    """Keep tokens with at least this share of the top probability; 0 is off."""
+    seed: int | None = None
+    """None takes a fresh one, reported with the result."""
+    stop: tuple[str, ...] = ()
+    """Strings that end the text; they are not part of it."""
+    logits_processors: tuple[LogitsProcessor, ...] = ()
+    speculate: bool = True
+    accept: Acceptance = "coupled"
+    draft_length: int | Literal["auto"] = "auto"
+    """Most tokens to draft per round; `auto` decides from measured costs."""
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None:
+            _integer("max_tokens", self.max_tokens, 0, None)
+        _number("temperature", self.temperature, 0.0, math.inf)
+        _number("top_p", self.top_p, 0.0, 1.0)
+        _integer("top_k", self.top_k, 0, None)
+        _number("min_p", self.min_p, 0.0, 1.0)
+        if self.seed is not None:
+            _integer("seed", self.seed, 0, MAX_SEED)
+        if any(not isinstance(s, str) or not s for s in self.stop):
+            raise SettingsError("stop must be non-empty strings")
+        if any(not callable(p) for p in self.logits_processors):
+            raise SettingsError("logits_processors must be callables (tokens, logits) -> logits")
+        for name in ("speculate",):
+            if not isinstance(getattr(self, name), bool):
+                raise SettingsError(f"{name} must be True or False, not {getattr(self, name)!r}")
+        if self.accept not in get_args(Acceptance):
+            raise SettingsError(f"accept must be one of {', '.join(get_args(Acceptance))}, not {self.accept!r}")
+        if self.draft_length != "auto":
+            _integer("draft_length", self.draft_length, 0, MAX_DRAFT_LENGTH)
+
+    @classmethod
+    def from_keywords(cls, **keywords: Any) -> Settings:
+        """Build from a caller's keywords; an unknown one is an error that names the nearest known one."""
+        known = cls.__dataclass_fields__
+        for name in keywords:
+            if name not in known:
+                import difflib
+
+                near = difflib.get_close_matches(name, known, 1)
+                hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
+                raise SettingsError(f"unknown setting {name!r}{hint}")
+        stop = keywords.get("stop")
+        if "stop" in keywords:
+            keywords["stop"] = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
+        processors: Sequence[LogitsProcessor] | None = keywords.get("logits_processors")
+        if "logits_processors" in keywords:
+            keywords["logits_processors"] = tuple(processors or ())
+        return cls(**keywords)
+
+
+def _integer(name: str, value: object, low: int, high: int | None) -> None:
+    allowed = f"an integer of at least {low}" if high is None else f"an integer from {low} to {high}"
+    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+        raise SettingsError(f"{name} must be {allowed}, not {value!r}")
+
+
+def _number(name: str, value: object, low: float, high: float) -> None:
+    allowed = f"a number of at least {low:g}" if high == math.inf else f"a number from {low:g} to {high:g}"
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise SettingsError(f"{name} must be {allowed}, not {value!r}")
+    if not low <= value <= high:
+        raise SettingsError(f"{name} must be {allowed}, not {value!r}")

@@ -1,0 +1,149 @@
+"""Counts and times of one generation, under the names that the bench, the JSON and the UI share.
+
+Knows nothing of models: the engine books each round and each token, and the ratios are derived from those.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from localspec.tokens import Round
+
+
+@dataclass(slots=True)
+class DrafterStats:
+    """The draft counts of one drafter, or of all."""
+
+    rounds: int = 0
+    """Rounds that drafted."""
+    drafted: int = 0
+    accepted: int = 0
+    offered_at: list[int] = field(default_factory=list)
+    """offered_at[i]: rounds that drafted at least i+1 tokens."""
+    accepted_at: list[int] = field(default_factory=list)
+
+    def book(self, drafted: int, accepted: int) -> None:
+        if not drafted:
+            return
+        self.rounds += 1
+        self.drafted += drafted
+        self.accepted += accepted
+        while len(self.offered_at) < drafted:
+            self.offered_at.append(0)
+            self.accepted_at.append(0)
+        for i in range(drafted):
+            self.offered_at[i] += 1
+            self.accepted_at[i] += i < accepted
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """accepted / drafted; None when nothing was drafted."""
+        return self.accepted / self.drafted if self.drafted else None
+
+    @property
+    def mean_acceptance_length(self) -> float | None:
+        """1 + accepted / rounds that drafted."""
+        return 1 + self.accepted / self.rounds if self.rounds else None
+
+    @property
+    def acceptance_by_position(self) -> list[float]:
+        """Entry i: rounds that accepted draft i / rounds that drafted at least i+1."""
+        return [a / o for a, o in zip(self.accepted_at, self.offered_at, strict=True)]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "rounds": self.rounds,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "acceptance_rate": self.acceptance_rate,
+            "mean_acceptance_length": self.mean_acceptance_length,
+            "acceptance_by_position": self.acceptance_by_position,
+        }
+
+
+@dataclass(slots=True)
+class Stats:
+    """One generation. Times are seconds of wall clock."""
+
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    """Prompt tokens that were in the cache already and were not computed again."""
+    emitted: int = 0
+    target_passes: int = 0
+    """Passes that decided tokens; prompt processing is not counted."""
+    all_drafters: DrafterStats = field(default_factory=DrafterStats)
+    by_drafter: dict[str, DrafterStats] = field(default_factory=dict)
+    by_source: dict[str, int] = field(default_factory=dict)
+    """Emitted tokens per source."""
+    ttft_s: float = 0.0
+    """From the call to the first token, prompt processing included."""
+    prefill_s: float = 0.0
+    """Prompt processing."""
+    total_s: float = 0.0
+    """From the call to the last token so far."""
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+    """Waiting for target passes that decided tokens."""
+
+    def book_round(self, record: Round) -> None:
+        """Count one target pass. Drafts behind a stop count as drafted, not as accepted."""
+        self.target_passes += 1
+        self.emitted += record.emitted
+        if record.drafter is not None:
+            self.all_drafters.book(len(record.drafted), record.accepted)
+            self.by_drafter.setdefault(record.drafter, DrafterStats()).book(len(record.drafted), record.accepted)
+
+    @property
+    def drafted(self) -> int:
+        return self.all_drafters.drafted
+
+    @property
+    def accepted(self) -> int:
+        return self.all_drafters.accepted
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        return self.all_drafters.acceptance_rate
+
+    @property
+    def tokens_per_pass(self) -> float | None:
+        """Emitted tokens / target passes."""
+        return self.emitted / self.target_passes if self.target_passes else None
+
+    @property
+    def tpot_s(self) -> float | None:
+        """(total - ttft) / (n - 1); None below two tokens."""
+        return (self.total_s - self.ttft_s) / (self.emitted - 1) if self.emitted > 1 else None
+
+    @property
+    def decode_tps(self) -> float | None:
+        """Tokens per second after the first one."""
+        tpot = self.tpot_s
+        return 1 / tpot if tpot else None
+
+    @property
+    def host_s(self) -> float:
+        """Time that was neither prompt processing nor a drafter's nor a target pass."""
+        return max(self.total_s - self.prefill_s - self.draft_s - self.verify_s, 0.0)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All metrics, ready for JSON."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "reused_tokens": self.reused_tokens,
+            "emitted": self.emitted,
+            "target_passes": self.target_passes,
+            "tokens_per_pass": self.tokens_per_pass,
+            **self.all_drafters.as_dict(),
+            "by_drafter": {name: stats.as_dict() for name, stats in self.by_drafter.items()},
+            "by_source": dict(self.by_source),
+            "ttft_s": self.ttft_s,
+            "prefill_s": self.prefill_s,
+            "tpot_s": self.tpot_s,
+            "decode_tps": self.decode_tps,
+            "draft_s": self.draft_s,
+            "verify_s": self.verify_s,
+            "host_s": self.host_s,
+            "total_s": self.total_s,
+        }

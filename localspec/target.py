@@ -1,0 +1,68 @@
+"""The target model as the engine sees it: rows of tokens in, logits out, over caches that it is handed.
+
+Knows nothing of drafts or sampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from localspec.errors import SettingsError
+
+PREFILL_STEP = 512
+"""Prompt tokens per pass. The same for every run: chunking must not differ between runs that are to be identical."""
+
+
+class Target:
+    """A model that mlx-lm built, ready to be passed rows."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.vocabulary_size = _vocabulary_size(model)
+
+    def new_caches(self) -> list[Any]:
+        """One empty cache per layer, of the types the model asks for."""
+        from mlx_lm.models.cache import make_prompt_cache
+
+        caches: list[Any] = make_prompt_cache(self.model)
+        return caches
+
+    def check_ids(self, ids: Sequence[int]) -> None:
+        """Raise SettingsError unless every id is a row of the embedding: MLX itself reads out of bounds in silence."""
+        for i in ids:
+            if not 0 <= i < self.vocabulary_size:
+                raise SettingsError(f"token id {i} is outside the model's vocabulary (0 to {self.vocabulary_size - 1})")
+
+    def forward(self, ids: mx.array, caches: list[Any]) -> mx.array:
+        """One pass over `ids`, integer [rows]; logits [rows, vocabulary], lazy, in the model's dtype.
+
+        Appends the rows to the caches.
+        """
+        logits: mx.array = self.model(ids[None], cache=caches)[0]
+        return logits
+
+    def prefill(self, ids: Sequence[int], caches: list[Any], progress: Callable[[int], None] | None = None) -> None:
+        """Run `ids` into the caches, computing no logits. `progress` is called with the tokens done so far."""
+        for start in range(0, len(ids), PREFILL_STEP):
+            chunk = ids[start : start + PREFILL_STEP]
+            self.model(mx.array(list(chunk), mx.uint32)[None], cache=caches)
+            mx.eval([cache.state for cache in caches])
+            mx.clear_cache()
+            if progress is not None:
+                progress(start + len(chunk))
+
+
+def _vocabulary_size(model: Any) -> int:
+    """Rows of the embedding; the model's arguments carry the figure under one name or another."""
+    args = getattr(model, "args", None)
+    for holder in (args, getattr(model, "language_model", None) and model.language_model.args):
+        size = getattr(holder, "vocab_size", None)
+        if isinstance(size, int) and size > 0:
+            return size
+    for name, module in model.named_modules():
+        if name.endswith(("embed_tokens", "wte", "embeddings", "tok_embeddings")):
+            return int(module.weight.shape[0])
+    raise SettingsError("cannot tell the model's vocabulary size: no args.vocab_size, no embedding of a known name")

@@ -1,0 +1,74 @@
+"""The last line: the keys on the left, and on the right what the looks of the tokens mean."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rich.cells import cell_len
+from rich.segment import Segment
+from rich.style import Style
+from textual.reactive import reactive
+from textual.strip import Strip
+from textual.widget import Widget
+
+from localspec.tui.provenance import COMPONENTS, PROVENANCE, component
+
+MARKER = "▪"
+KEYS = (
+    "Enter send · Ctrl+J new line · Esc stop · Ctrl+P palette · /help",
+    "Ctrl+J new line · Esc stop · /help",
+    "^J newline · Esc stop · /help",
+    "Esc stop · /help",
+    "/help",
+)
+"""The same hints, shorter and shorter."""
+
+
+class Legend(Widget):
+    """Keys and legend; a notice takes the place of the keys."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {*COMPONENTS, "legend--notice"}
+    notice: reactive[str] = reactive("")
+
+    def say(self, notice: str, seconds: float = 2.5) -> None:
+        """Show a word to the user for a while."""
+        self.notice = notice
+        self.set_timer(seconds, lambda: self._unsay(notice))
+
+    def _unsay(self, notice: str) -> None:
+        if self.notice == notice:
+            self.notice = ""
+
+    def render_line(self, y: int) -> Strip:
+        base = self.rich_style
+        width = self.size.width
+        if y:
+            return Strip.blank(width, base)
+        if self.notice and cell_len(self.notice) + 1 + _width(self._entries(False)) > width:
+            return Strip([Segment(self.notice, self._style("legend--notice"))]).adjust_cell_length(width, base)
+        entries = self._entries(True)
+        if _width(entries) + cell_len(self.notice or KEYS[-1]) + 2 > width:
+            entries = self._entries(False)
+        room = width - _width(entries) - 2
+        left = self.notice or next((keys for keys in KEYS if cell_len(keys) <= room), "")
+        style = self._style("legend--notice") if self.notice else base
+        gap = max(width - cell_len(left) - _width(entries), 0)
+        return Strip([Segment(left, style), Segment(" " * gap, base), *entries]).adjust_cell_length(width, base)
+
+    def _entries(self, marked: bool) -> list[Segment]:
+        segments: list[Segment] = []
+        for source, provenance in PROVENANCE.items():
+            style = self._style(component(source))
+            if segments:
+                segments.append(Segment("  " if marked else " ", self.rich_style))
+            if marked:
+                segments.append(Segment(MARKER, Style(color=style.color, bgcolor=style.bgcolor)))
+            segments.append(Segment(provenance.label, style))
+        return segments
+
+    def _style(self, name: str) -> Style:
+        return self.get_component_rich_style(name)
+
+
+def _width(segments: list[Segment]) -> int:
+    return sum(segment.cell_length for segment in segments)

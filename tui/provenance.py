@@ -1,0 +1,38 @@
+"""How each token source is named and explained on the screen.
+
+The looks are in `app.tcss` under the component classes named here: a colour for dark and one for light themes (Okabe
+and Ito's palette, which colour-blind people can tell apart), and a text attribute that carries the difference alone
+where there are no colours.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from localspec.tokens import Source
+
+
+class Provenance(NamedTuple):
+    """One source's words."""
+
+    label: str
+    meaning: str
+
+
+PROVENANCE: dict[Source, Provenance] = {
+    "plain": Provenance("plain", "nothing was guessed: the model wrote it by itself"),
+    "ngram": Provenance("n-gram", "guessed from text seen before, and the model agreed"),
+    "mtp": Provenance("MTP", "guessed by the model's own extra heads, and the model agreed"),
+    "draft": Provenance("draft", "guessed by the small draft model, and the model agreed"),
+    "resampled": Provenance("resampled", "the model disagreed with the guess and wrote this instead"),
+    "bonus": Provenance("bonus", "the model's own next token after a guess that was right to its end"),
+}
+"""Every source, in the order of the legend."""
+
+
+def component(source: Source) -> str:
+    """The component class that styles tokens of this source."""
+    return f"token--{source}"
+
+
+COMPONENTS: set[str] = {component(source) for source in PROVENANCE}
