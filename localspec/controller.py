@@ -8,6 +8,8 @@ machine. Knows nothing of tokens or models. Lengths never change which tokens ar
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
+from statistics import median
 from typing import Literal
 
 from localspec.drafters.protocol import Drafter, Proposal
@@ -16,10 +18,8 @@ MOST = 12
 """Longest draft that is considered."""
 REPRODUCIBLE = 4
 """Fixed length where ids depend on lengths (rejection acceptance): a clock must not decide them."""
-_STEP = 0.2
-"""Weight of a new observation of a cost."""
-_CLAMP = 1.5
-"""An observed cost counts as at most this many times the estimate: a machine that paused is not a slow pass."""
+_SAMPLES = 15
+"""Recent passes of a width that its cost is the median of."""
 _MEMORY = 0.97
 """Weight that old acceptance counts keep with each new one of their bucket."""
 _PRIOR_WEIGHT = 3.0
@@ -31,17 +31,20 @@ _POSITIONS = 4
 
 
 class Costs:
-    """The cost of a target pass by its number of rows: measured points, straight lines between them."""
+    """The cost of a target pass by its number of rows: medians of recent passes, straight lines between them.
+
+    A median because single passes are often slow for reasons that say nothing about the next one: the first of its
+    width, another program's turn.
+    """
 
     def __init__(self) -> None:
+        self._recent: dict[int, deque[float]] = {}
         self._seconds: dict[int, float] = {}
-        self._seen: dict[int, int] = {}
 
     def observe(self, rows: int, seconds: float) -> None:
-        old = self._seconds.get(rows, seconds)
-        seen = self._seen[rows] = self._seen.get(rows, 0) + 1
-        # A plain mean at first: the very first pass of a width is often slow.
-        self._seconds[rows] = old + max(_STEP, 1 / seen) * (min(seconds, old * _CLAMP) - old)
+        recent = self._recent.setdefault(rows, deque(maxlen=_SAMPLES))
+        recent.append(seconds)
+        self._seconds[rows] = median(recent)
 
     def known(self) -> int:
         """The most rows that were measured; 0 before any."""
@@ -105,7 +108,8 @@ class Controller:
     def __init__(self) -> None:
         self.costs = Costs()
         self.acceptance = Acceptance()
-        self._draft_seconds: dict[str, float] = {}
+        self._draft_costs: dict[str, deque[float]] = {}
+        """Recent seconds per drafted token, per drafter."""
 
     def before(self, drafter: Drafter, limit: int, fixed: int | Literal["auto"]) -> int:
         """Tokens to ask the drafter for. A free drafter is asked for all; `after` then cuts."""
@@ -130,9 +134,7 @@ class Controller:
         drafted = len(proposal.tokens)
         self.acceptance.observe(proposal.source, bucket_of(proposal), drafted, accepted)
         self.costs.observe(drafted + 1, verify_s)
-        each = draft_s / drafted
-        old = self._draft_seconds.get(proposal.source, each)
-        self._draft_seconds[proposal.source] = old + _STEP * (min(each, old * _CLAMP) - old)
+        self._draft_costs.setdefault(proposal.source, deque(maxlen=_SAMPLES)).append(draft_s / drafted)
 
     def learn_plain(self, seconds: float) -> None:
         """Book a one-row pass."""
@@ -144,7 +146,8 @@ class Controller:
 
     def _best(self, drafter: str, bucket: int, limit: int) -> int:
         one = self.costs.one_row()
-        draft = self._draft_seconds.get(drafter, 0.0) / one if one else 0.0
+        costs = self._draft_costs.get(drafter)
+        draft = median(costs) / one if one and costs else 0.0
         best, best_value = 0, 1.0
         expected, chance = 1.0, 1.0
         for n in range(1, limit + 1):

@@ -56,7 +56,7 @@ class Engine:
             drafter.check(model, tokenizer)
         self.speculation_blocked = self._blocked()
         """Why this model decodes plainly; None when speculation can run."""
-        self._texts = None if tokenizer is None else DetokenizerFactory(tokenizer)
+        self._texts = DetokenizerFactory(tokenizer)
 
     @property
     def end_ids(self) -> frozenset[int]:

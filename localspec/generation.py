@@ -12,11 +12,8 @@ from localspec.noise import fresh_seed
 from localspec.session import Session
 from localspec.settings import Settings
 from localspec.stats import Stats
-from localspec.text import Detokenizer, DetokenizerFactory, TextStream
+from localspec.text import DetokenizerFactory, TextStream
 from localspec.tokens import Round, Token
-
-_WORDLESS = Detokenizer(lambda _: None, [], None)
-"""Ids without a tokenizer have no text."""
 
 
 class Generation(Iterator[Token]):
@@ -34,12 +31,12 @@ class Generation(Iterator[Token]):
         *,
         end_ids: frozenset[int],
         context_length: int | None,
-        texts: DetokenizerFactory | None,
+        texts: DetokenizerFactory,
         controller: Controller,
         on_end: Callable[[Generation], None] | None = None,
         on_prefill: Callable[[int, int], None] | None = None,
     ) -> None:
-        """`on_end` is called once, when the session is right again. `on_prefill(done, of)` reports prompt processing."""
+        """`on_end` is called once the session is right again; `on_prefill(done, of)` reports prompt processing."""
         self.seed = fresh_seed() if settings.seed is None else settings.seed
         """The seed in use, picked if none was given."""
         self.settings = replace(settings, seed=self.seed)
@@ -109,7 +106,7 @@ class Generation(Iterator[Token]):
                 seed=self.seed,
                 end_ids=self._end_ids,
                 limit=self._limit(),
-                text=TextStream(_WORDLESS if self._texts is None else self._texts.new(), self.settings.stop),
+                text=TextStream(self._texts.new(), self.settings.stop),
                 controller=self._controller,
                 stats=self.stats,
                 rounds=self.rounds,

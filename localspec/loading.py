@@ -133,9 +133,9 @@ def _plan(name: str, dtype: str | None, progress: Progress | None) -> _Plan:
     _refuse_hopeless(name)
     path = hub.resolve(name, progress)
     known = catalogue()
-    by_hub = known.by_hub(name)
-    label = name if name in known else by_hub.name if by_hub is not None else path.name if Path(name).is_dir() else name
-    return _Plan(label, read_checkpoint(path), dtype or _choose_dtype(path))
+    entry = known.get(name) or known.by_hub(name)
+    label = path.name if Path(name).expanduser().is_dir() else name
+    return _Plan(entry.name if entry is not None else label, read_checkpoint(path), dtype or _choose_dtype(path))
 
 
 def _choose_dtype(path: Path) -> str:
@@ -150,7 +150,7 @@ def _choose_dtype(path: Path) -> str:
 
 
 def _refuse_hopeless(name: str) -> None:
-    """Before gigabytes are fetched: a catalogue model that this machine's memory could never hold."""
+    """Before gigabytes are fetched: a catalogue model that would not fit as stored."""
     known = catalogue()
     entry = known.get(name) or known.by_hub(name)
     available = memory.available_bytes()
@@ -196,15 +196,9 @@ def _as_float(model: Any, dtype: Any) -> Any:
     model = dequantize_model(model)
     # Some architectures need certain parameters left alone; mlx-lm's converter asks the same question.
     may_cast = getattr(model, "cast_predicate", lambda _: True)
-    left = {k.rpartition(".")[0] for k, _ in tree_flatten(model.parameters()) if k.endswith(".scales")}
 
     def cast(path: str, array: Any) -> Any:
-        is_packed = path.rpartition(".")[0] in left and array.dtype == mx.uint32
-        return (
-            array.astype(dtype)
-            if not is_packed and mx.issubdtype(array.dtype, mx.floating) and may_cast(path)
-            else array
-        )
+        return array.astype(dtype) if mx.issubdtype(array.dtype, mx.floating) and may_cast(path) else array
 
     model.update(tree_map_with_path(cast, model.parameters()))
     return model

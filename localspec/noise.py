@@ -1,9 +1,9 @@
 """Random numbers as a function of (seed, stream, position, id): no state, nothing to advance or to restore.
 
 The generator is Threefry-2x32 with 20 rounds (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2,
-3", SC 2011). The key is the 64-bit seed. The counter's first word holds the stream (8 bits) and half the id (24 bits), its
-second word the position; each call yields the words of two neighbouring ids. The number that belongs to an id therefore
-does not depend on how many rows or ids are asked for at once, on what was asked before, or on the thread.
+3", SC 2011). The key is the 64-bit seed. The counter's first word holds the stream (8 bits) and half the id (24 bits),
+its second word the position; each call yields the words of two neighbouring ids. The number that belongs to an id
+therefore does not depend on how many rows or ids are asked for at once, on what was asked before, or on the thread.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 On Metal the weights stay as they are stored. On MLX's CPU backend the fastest format depends on the BLAS, the
 processor and the model's shapes, so a few layers of the same shapes are timed once, and the choice is kept: a
-choice that changed between runs would change a seed's tokens.
+choice that changed between runs would change a seed's tokens. A busy machine is not measured: products in several
+threads suffer most from company, and the wrong choice would stay.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import contextlib
 import json
 import os
 import platform
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -30,7 +30,9 @@ HOPELESS = 3.0
 _LAYERS = 4
 _LAYER_BUDGET = 12_000_000
 _HEAD_BUDGET = 16_000_000
-_ROUNDS = 5
+_ROUNDS = 6
+_IDLE = 0.7
+_WATCH_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +58,13 @@ class Shapes:
             config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return cls()
+        if not isinstance(config, dict):
+            return cls()
         stored = config.get("quantization") or config.get("quantization_config")
-        config = config.get("text_config") or config
+        text = config.get("text_config")
 
-        def number(name: str, default: int) -> int:
-            value = config.get(name)
+        def number(name: str, default: int, table: object = text if isinstance(text, dict) else config) -> int:
+            value = table.get(name) if isinstance(table, dict) else None
             return value if isinstance(value, int) and value > 0 else default
 
         hidden = number("hidden_size", cls().hidden)
@@ -73,9 +77,9 @@ class Shapes:
             head_dim=number("head_dim", max(8, hidden // heads)),
             layers=number("num_hidden_layers", cls().layers),
             vocabulary=number("vocab_size", cls().vocabulary),
-            bits=stored.get("bits", 4) if isinstance(stored, dict) else 4,
-            group_size=stored.get("group_size", 64) if isinstance(stored, dict) else 64,
-            quantized=isinstance(stored, dict) and "bits" in stored,
+            bits=number("bits", 4, stored),
+            group_size=number("group_size", 64, stored),
+            quantized=number("bits", 0, stored) > 0,
         )
 
     @property
@@ -121,8 +125,7 @@ def measure(shapes: Shapes) -> Costs:
     """
     import mlx.core as mx
 
-    formats = ["float32", "bfloat16"] + (["quantized"] if shapes.quantized else [])
-    formats = [name for name in formats if _fits(shapes, name)] or ["quantized" if shapes.quantized else "bfloat16"]
+    formats = _formats(shapes)
     stand_in, scale = _stand_in(shapes)
     passes = {name: _passes(stand_in, name) for name in formats}
     samples: dict[tuple[str, int], list[float]] = {(name, rows): [] for name in formats for rows in (1, 4)}
@@ -132,21 +135,20 @@ def measure(shapes: Shapes) -> Costs:
         passes[name](rows)
         samples[name, rows].append((time.perf_counter() - start) * 1000)
 
-    for name in formats:
-        sample(name, 1)
-    fastest = min(samples[name, 1][0] for name in formats)
-    hopeful = [name for name in formats if samples[name, 1][0] <= HOPELESS * fastest]
-    for name in hopeful:
-        samples[name, 1].clear()  # the first pass pays for allocations
+    for _ in range(2):  # twice: a single slow pass can be somebody else's fault
+        for name in formats:
+            sample(name, 1)
+    fastest = min(min(samples[name, 1]) for name in formats)
+    hopeful = [name for name in formats if min(samples[name, 1]) <= HOPELESS * fastest]
     for _ in range(_ROUNDS):
         for name in hopeful:
             sample(name, 1)
             sample(name, 4)
     mx.clear_cache()
     costs = {}
-    for name in formats:
-        one = statistics.median(samples[name, 1])
-        four = statistics.median(samples[name, 4] or [one * 4])
+    for name in formats:  # the fastest sample: what is added to it is other programs' work
+        one = min(samples[name, 1])
+        four = min(samples[name, 4], default=one * 4)
         costs[name] = {"rows1_ms": round(one * scale, 2), "rows4_ms": round(four * scale, 2)}
     return costs
 
@@ -216,10 +218,20 @@ def _passes(shapes: Shapes, name: str) -> Callable[[int], None]:
     return run
 
 
+def _formats(shapes: Shapes) -> list[str]:
+    """The formats whose weights fit into this machine, best first where nothing is known of their speed."""
+    formats = ["float32", "bfloat16"] + (["quantized"] if shapes.quantized else [])
+    return [name for name in formats if _fits(shapes, name)] or formats[-1:]
+
+
 def _fits(shapes: Shapes, name: str) -> bool:
     width = {"float32": 4.0, "bfloat16": 2.0, "quantized": shapes.bits / 8 + 4 / shapes.group_size}[name]
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return shapes.parameters * width < 0.7 * memory
+    return shapes.parameters * width < 0.7 * _memory()
+
+
+def _memory() -> int:
+    """All there is rather than what is free just now, which would make the choice depend on the hour."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _remembered(shapes: Shapes) -> dict[str, Any]:
@@ -240,6 +252,9 @@ def _remembered(shapes: Shapes) -> dict[str, Any]:
     known = _read(path)
     if key in known:
         return known[key]
+    if not _quiet():
+        reason = "not measured yet: the machine is busy with other work"
+        return {"dtype": _formats(shapes)[0], "blas": blas.status(), "reason": reason, "measured": {}}
     costs = measure(shapes)
     record = {"dtype": pick(costs), "blas": blas.status(), "mlx": version("mlx"), "measured": costs}
     known = _read(path)  # another process may have been faster, and the first choice is the one that stays
@@ -279,6 +294,28 @@ def _write(path: Path, known: dict[str, dict[str, Any]]) -> None:
     with contextlib.suppress(OSError):  # a read-only home: the choice holds for this process only
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_write_text(path, json.dumps(known, indent=1) + "\n")
+
+
+def _quiet() -> bool:
+    """Whether most of the machine is idle just now. True where the system does not tell."""
+    before = _processor_times()
+    if before is None:
+        return True
+    time.sleep(_WATCH_S)
+    after = _processor_times()
+    if after is None or after[1] <= before[1]:
+        return True
+    return (after[0] - before[0]) / (after[1] - before[1]) >= _IDLE
+
+
+def _processor_times() -> tuple[int, int] | None:
+    """Idle time and all time of all processors since the start, in ticks."""
+    try:
+        first, *_ = Path("/proc/stat").read_text(encoding="ascii").splitlines()
+        ticks = [int(word) for word in first.split()[1:9]]
+        return ticks[3] + ticks[4], sum(ticks)
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def _processor() -> str:

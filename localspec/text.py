@@ -85,7 +85,7 @@ class _Search:
     def advance(self, character: str) -> bool:
         """Take one character; returns whether it completes the stop."""
         if self.matched == len(self.stop):
-            self.matched = self._fallback[self.matched]
+            self.matched = 0  # an overlapping one starts later than the one found, so it could not win
         while self.matched and self.stop[self.matched] != character:
             self.matched = self._fallback[self.matched]
         self.matched += self.stop[self.matched] == character

@@ -285,6 +285,11 @@ class TestWindow:
         ids = named(tok, *tokens)
         assert "".join(streamed(DetokenizerFactory(Opaque(tok)).new(), ids)) == decode(tok, ids)
 
+    def test_a_long_byte_run_is_not_cut_inside_a_character(self) -> None:
+        tok = tokenizer("llama")
+        ids = named(tok, *(BYTES[b] for b in ("中文😀" * 30).encode()), "x")
+        assert "".join(streamed(DetokenizerFactory(Opaque(tok)).new(), ids)) == "中文😀" * 30 + "x"
+
     @pytest.mark.parametrize("name", ["byte-level", "llama", "unigram", "word-piece"])
     def test_cost_per_token_is_bounded(self, name: str) -> None:
         tok = tokenizer(name)

@@ -23,7 +23,18 @@ from localspec.tui.status import StatusLine
 from localspec.tui.themes import DARK, THEMES
 from localspec.tui.title import TitleBar, sampling
 from localspec.tui.transcript import Transcript
-from localspec.tui.worker import Began, Cleared, DecodingWorker, Died, Event, Failed, Finished, Loaded, LoadFailed
+from localspec.tui.worker import (
+    Began,
+    Cleared,
+    DecodingWorker,
+    Died,
+    Event,
+    Failed,
+    Finished,
+    Loaded,
+    LoadFailed,
+    Reading,
+)
 
 FRAMES_PER_SECOND = 30
 PATIENCE_S = 2.0
@@ -31,7 +42,7 @@ PATIENCE_S = 2.0
 
 
 class ChatApp(App[None]):
-    """`localspec chat`. After the run, `load_error` tells why there was no conversation."""
+    """`localspec chat`. After the run, `failure` is what ended the conversation, or kept it from beginning."""
 
     CSS_PATH = "app.tcss"
     TITLE = "localspec"
@@ -57,7 +68,7 @@ class ChatApp(App[None]):
         """The latest answer; the worker's while `busy`, to be read only."""
         self.busy = False
         """Whether an answer was asked for and has not ended."""
-        self.load_error: LocalspecError | None = None
+        self.failure: BaseException | None = None
         self._stopping = False
         self._clearing = False
         for theme in THEMES:
@@ -110,9 +121,7 @@ class ChatApp(App[None]):
                 if not self.busy:
                     self.status.state = "ready"
                 self._show_context()
-                if conversation.engine.speculation_blocked is not None:
-                    why = printable(conversation.engine.speculation_blocked)
-                    self.transcript.add("note", f"Decoding plainly, without guessing ahead: {why}")
+                self._welcome(conversation)
             case LoadFailed(error):
                 self._load_failed(error)
             case Began(generation):
@@ -120,6 +129,9 @@ class ChatApp(App[None]):
                 self.status.parts = ()
                 if not self._stopping:
                     self.status.state = "reading the prompt…"
+            case Reading(done, of):
+                if not self._stopping:
+                    self.status.state = f"reading the prompt… {done} / {of}"
             case Finished(reason, stopped):
                 self._answer_ended()
                 if stopped:
@@ -137,7 +149,15 @@ class ChatApp(App[None]):
                 self.status.parts = ()
                 self._show_context()
             case Died(error):
-                raise error
+                self.failure = error
+                self.exit()
+
+    def _welcome(self, conversation: ConversationLike) -> None:
+        blocked = conversation.engine.speculation_blocked
+        words = "The look of each token shows where it came from; /help explains."
+        if blocked is not None:
+            words = f"Speculation is off for this model, it decodes plainly: {blocked}"
+        self.transcript.add("note", words)
 
     def _answer_ended(self) -> None:
         self.transcript.end_answer()
@@ -149,10 +169,10 @@ class ChatApp(App[None]):
         self._show_context()
 
     def _load_failed(self, error: LocalspecError) -> None:
-        self.load_error = error
+        self.failure = error
         if self.busy:
             self.transcript.end_answer()
-        self.busy = True
+        self.busy = False
         self.transcript.add("error", one_line(error))
         self.status.state = "no model; Ctrl+Q leaves"
         self.prompt.disabled = True
@@ -215,9 +235,12 @@ class ChatApp(App[None]):
         ]
         sources = [(p.label, p.meaning) for p in PROVENANCE.values()]
         size = max(len(name) for name, _ in (*rows, *keys, *sources)) + 2
-        tables = ("\n".join(f"{name:{size}}{words}" for name, words in table) for table in (rows, keys, sources))
-        self.transcript.add("note", "\n\n".join(tables))
-        self.transcript.follow()
+        wide = self.size.width >= 80
+        lines = (
+            [f"{name:{size}}{words}" if wide else f"{name}: {words}" for name, words in table]
+            for table in (rows, keys, sources)
+        )
+        self.transcript.show(self.transcript.add("note", "\n\n".join("\n".join(table) for table in lines)))
 
     def on_key(self, event: events.Key) -> None:
         """Typing belongs in the input, wherever the focus is."""
@@ -232,7 +255,7 @@ class ChatApp(App[None]):
 
     def action_stop(self) -> None:
         """Stop the answer and keep what there is of it."""
-        if self.busy and self.load_error is None:
+        if self.busy:
             self._stopping = True
             self.status.state = "stopping…"
             self.worker.stop()
@@ -241,7 +264,7 @@ class ChatApp(App[None]):
 
     def action_interrupt(self) -> None:
         """Ctrl+C: stop what runs; else copy what is selected; else leave. A second one always leaves."""
-        if self.busy and not self._stopping and self.load_error is None:
+        if self.busy and not self._stopping:
             self.action_stop()
         elif not self.busy and (selected := self.prompt.selected_text or self.screen.get_selected_text()):
             self.copy_to_clipboard(selected)
@@ -285,7 +308,7 @@ def one_line(error: LocalspecError) -> str:
 
 
 def run_chat(open_conversation: Callable[[], ConversationLike], *, title: str, settings: dict[str, Any]) -> None:
-    """Chat until the user leaves. Raises the LocalspecError of `open_conversation`, once the user has seen it.
+    """Chat until the user leaves. Raises what `open_conversation` raised, once the user has seen it.
 
     `open_conversation` runs in the decoding thread, and so does everything it returns. When that thread is still in the
     middle of something after a while, the process ends here, with status 0.
@@ -296,8 +319,8 @@ def run_chat(open_conversation: Callable[[], ConversationLike], *, title: str, s
     finally:
         app.worker.quit()
         ended = app.worker.join(PATIENCE_S)
-    if app.load_error is not None:
-        raise app.load_error
+    if app.failure is not None:
+        raise app.failure
     if not ended:
         # A daemon thread inside native code can abort the interpreter's own way out: leave without it.
         sys.stdout.flush()

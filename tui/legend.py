@@ -44,23 +44,27 @@ class Legend(Widget):
         width = self.size.width
         if y:
             return Strip.blank(width, base)
-        if self.notice and cell_len(self.notice) + 1 + _width(self._entries(False)) > width:
+        if self.notice and cell_len(self.notice) + 1 + _width(self._entries(" ", False)) > width:
             return Strip([Segment(self.notice, self._style("legend--notice"))]).adjust_cell_length(width, base)
-        entries = self._entries(True)
-        if _width(entries) + cell_len(self.notice or KEYS[-1]) + 2 > width:
-            entries = self._entries(False)
+        # Airy where there is room for it, then with markers, then bare.
+        entries = self._entries(" ", False)
+        for separator, keys in (("  ", KEYS[1]), (" ", KEYS[-2])):
+            marked = self._entries(separator, True)
+            if _width(marked) + cell_len(self.notice or keys) + 2 <= width:
+                entries = marked
+                break
         room = width - _width(entries) - 2
         left = self.notice or next((keys for keys in KEYS if cell_len(keys) <= room), "")
         style = self._style("legend--notice") if self.notice else base
         gap = max(width - cell_len(left) - _width(entries), 0)
         return Strip([Segment(left, style), Segment(" " * gap, base), *entries]).adjust_cell_length(width, base)
 
-    def _entries(self, marked: bool) -> list[Segment]:
+    def _entries(self, separator: str, marked: bool) -> list[Segment]:
         segments: list[Segment] = []
         for source, provenance in PROVENANCE.items():
             style = self._style(component(source))
             if segments:
-                segments.append(Segment("  " if marked else " ", self.rich_style))
+                segments.append(Segment(separator, self.rich_style))
             if marked:
                 segments.append(Segment(MARKER, Style(color=style.color, bgcolor=style.bgcolor)))
             segments.append(Segment(provenance.label, style))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from localspec.stats import Stats
@@ -42,5 +42,7 @@ class ConversationLike(Protocol):
     def engine(self) -> EngineLike: ...
     @property
     def context_used(self) -> int: ...
-    def send(self, text: str, **settings: Any) -> GenerationLike: ...
+    def send(
+        self, text: str, *, on_prefill: Callable[[int, int], None] | None = None, **settings: Any
+    ) -> GenerationLike: ...
     def reset(self) -> None: ...

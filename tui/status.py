@@ -52,21 +52,17 @@ def fit(parts: tuple[Part, ...], width: int) -> str:
     def line() -> str:
         return SEPARATOR.join(chosen[part] for part in parts if part in chosen)
 
-    for attempt in ("short", "drop"):
-        for part in sorted(parts, key=lambda part: -part.rank):
-            if cell_len(line()) <= width or part.rank == 0:
-                break
-            if attempt == "drop":
-                del chosen[part]
-            elif part.short:
-                chosen[part] = part.short
+    for part in sorted(parts, key=lambda part: -part.rank):
+        if cell_len(line()) > width and part.short:
+            chosen[part] = part.short
+        if cell_len(line()) > width and part.rank > 0:
+            del chosen[part]
     return line()
 
 
 def measured(stats: Stats, seed: int, *, blocked: str | None, speculate: bool) -> tuple[Part, ...]:
     """The numbers of one answer, ready for `StatusLine.parts`."""
-    speed = f"{stats.decode_tps:5.1f}" if stats.decode_tps is not None else "    –"
-    parts = [Part(f"{speed} tok/s", 0)]
+    parts = [Part(f"{_speed(stats.decode_tps)} tok/s", 0)]
     if blocked is not None:
         parts.append(Part(f"plain decoding: {blocked}", 1, short="plain"))
     elif not speculate:
@@ -81,6 +77,12 @@ def measured(stats: Stats, seed: int, *, blocked: str | None, speculate: bool) -
             parts.append(Part(drafters, 4))
     parts.append(Part(f"seed {seed}", 3))
     return tuple(parts)
+
+
+def _speed(rate: float | None) -> str:
+    if rate is None:
+        return "   –"
+    return f"{rate:4.1f}" if rate < 99.95 else f"{rate:4.0f}"
 
 
 def drafter_names(stats: Stats) -> str:

@@ -100,13 +100,18 @@ class Transcript(ScrollView, can_focus=True):
     def follow(self) -> None:
         """Go to the end and stay there."""
         self._following = True
-        self.scroll_to(y=self.max_scroll_y, animate=False, immediate=True)
+        self._scroll_to_line(self.max_scroll_y)
+
+    def show(self, block: Block) -> None:
+        """Go to a block's beginning."""
+        self._scroll_to_line(self._tops[self.blocks.index(block)])
 
     # -- layout -----------------------------------------------------------------------------------------------------
 
     @property
     def _text_width(self) -> int:
-        return max(min(self.scrollable_content_region.width, MOST_CELLS) - GUTTER, 1)
+        # One column stays free, so that no text leans on the scroll bar.
+        return max(min(self.scrollable_content_region.width, MOST_CELLS) - GUTTER - 1, 1)
 
     @property
     def _height(self) -> int:
@@ -145,7 +150,7 @@ class Transcript(ScrollView, can_focus=True):
             self.virtual_size = Size(self.scrollable_content_region.width, self._height)
             self.refresh()
             if place is not None and not self._following:
-                self.scroll_to(y=self._line_of(*place), animate=False, immediate=True)
+                self._scroll_to_line(self._line_of(*place))
         if self._following:
             self.follow()
 
@@ -166,6 +171,10 @@ class Transcript(ScrollView, can_focus=True):
             if characters < 0:
                 return self._tops[index] + row
         return self._tops[index] + len(rows) - 1
+
+    def _scroll_to_line(self, line: float) -> None:
+        # By force: the scroll bar that would allow it is not there yet when the text has just outgrown the view.
+        self.scroll_to(y=line, animate=False, immediate=True, force=True)
 
     def _block_at(self, line: int) -> int:
         return bisect_right(self._tops, line) - 1

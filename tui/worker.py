@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +40,14 @@ class Began:
 
 
 @dataclass(frozen=True, slots=True)
+class Reading:
+    """So many tokens of the prompt have been processed."""
+
+    done: int
+    of: int
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """An answer is complete or was stopped."""
 
@@ -65,7 +74,7 @@ class Died:
     error: BaseException
 
 
-Event = Loaded | LoadFailed | Began | Token | Finished | Failed | Cleared | Died
+Event = Loaded | LoadFailed | Began | Reading | Token | Finished | Failed | Cleared | Died
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +90,10 @@ class _Clear:
 
 class _Quit:
     pass
+
+
+class _PromptStopped(Exception):
+    """Thrown through the engine where there is no token yet at which to stop."""
 
 
 class DecodingWorker:
@@ -134,11 +147,15 @@ class DecodingWorker:
                 return events
 
     def _run(self) -> None:
-        try:
+        with ExitStack() as stack:
+            stack.push(self._report)
             self._serve()
-        except BaseException as error:
+
+    def _report(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        """Hand a fault to the app's thread, which has the terminal to show it on."""
+        if error is not None:
             self._events.put(Died(error))
-            raise
+        return True
 
     def _serve(self) -> None:
         try:
@@ -160,8 +177,14 @@ class DecodingWorker:
         if cancel.is_set():
             self._events.put(Finished(None, stopped=True))
             return
+
+        def on_prefill(done: int, of: int) -> None:
+            self._events.put(Reading(done, of))
+            if cancel.is_set():
+                raise _PromptStopped
+
         try:
-            generation = conversation.send(request.text, **request.settings)
+            generation = conversation.send(request.text, on_prefill=on_prefill, **request.settings)
             self._events.put(Began(generation))
             for token in generation:
                 # A token that was yielded is part of the conversation: it is shown even if the stop came first.
@@ -169,6 +192,9 @@ class DecodingWorker:
                 if cancel.is_set():
                     generation.close()
                     break
+        except _PromptStopped:
+            self._events.put(Finished(None, stopped=True))
+            return
         except LocalspecError as error:
             self._events.put(Failed(error))
             return

@@ -5,15 +5,12 @@ Knows nothing of how runs are made or shown.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from localspec.stats import Stats
-
-NEAR_TIE = 1e-3
-"""Log-probabilities this close are told apart by the last bits of a logit, which passes of different sizes may round
-differently; measured differences are below 1e-4 in float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +18,6 @@ class Run:
     """One generation and its wall clock."""
 
     ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    """Per token, before temperature and filters."""
     wall_s: float
     """From the call to the end of the generation, as the caller sees it."""
     stats: Stats
@@ -45,54 +40,45 @@ class Difference:
     """Index among the emitted tokens, from 0."""
     plain_id: int | None
     speculative_id: int | None
-    plain_logprob: float | None
-    speculative_logprob: float | None
-    greedy: bool
+    gap: float | None = None
+    """How far below the top the farther of the two ids is, by a pass of its own; None when it was not computed."""
+    tolerance: float | None = None
+    """How much the last bits of the logits can move that distance."""
 
     @property
     def near_tie(self) -> bool | None:
-        """Whether the last bits of two logits explain it; None where that cannot be told from the record."""
-        if not self.greedy or self.plain_logprob is None or self.speculative_logprob is None:
-            return None  # with sampling the noise decides as well, and the record does not hold it
-        # Before the first difference the contexts are equal, so each run's choice is its own most probable token.
-        return abs(self.plain_logprob - self.speculative_logprob) < NEAR_TIE
+        """Whether the last bits explain the difference; None when the gap is unknown."""
+        if self.gap is None or self.tolerance is None:
+            return None
+        return self.gap <= self.tolerance
 
     def sentence(self) -> str:
         """What parted, and what to think of it."""
         where = f"token {self.index}: plain {_show(self.plain_id)}, speculative {_show(self.speculative_id)}"
-        if self.near_tie is None:
-            return f"{where}: a near-tie in the last bits or a bug, this record cannot tell which"
-        assert self.plain_logprob is not None
-        assert self.speculative_logprob is not None
-        scores = f"log-probabilities {self.plain_logprob:.6f} and {self.speculative_logprob:.6f}"
-        return f"{where}: {scores}, {'a near-tie in the last bits' if self.near_tie else 'no near-tie: this is a bug'}"
+        if self.gap is None:
+            return f"{where}: a near-tie in the last bits or a bug, the gap between the two is unknown"
+        verdict = "a near-tie in the last bits" if self.near_tie else "no near-tie, so this is a bug"
+        return f"{where}: both within {self.gap:.2g} of the top, where last bits move {self.tolerance:.2g}: {verdict}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Ready for JSON, where an infinite gap has no number and is null."""
         return {
             "index": self.index,
             "plain_id": self.plain_id,
             "speculative_id": self.speculative_id,
-            "plain_logprob": self.plain_logprob,
-            "speculative_logprob": self.speculative_logprob,
+            "gap": self.gap if self.gap is not None and math.isfinite(self.gap) else None,
+            "tolerance": self.tolerance,
             "near_tie": self.near_tie,
         }
 
 
-def first_difference(plain: Run, speculative: Run, *, greedy: bool) -> Difference | None:
-    """Where the ids part first, or None when they are identical."""
-    if plain.ids == speculative.ids:
+def first_difference(plain: Sequence[int], speculative: Sequence[int]) -> Difference | None:
+    """Where two lists of ids part first, or None when they are identical."""
+    if list(plain) == list(speculative):
         return None
-    shorter = min(len(plain.ids), len(speculative.ids))
-    index = next((i for i in range(shorter) if plain.ids[i] != speculative.ids[i]), shorter)
-    return Difference(
-        index,
-        _at(plain.ids, index),
-        _at(speculative.ids, index),
-        _at(plain.logprobs, index),
-        _at(speculative.logprobs, index),
-        greedy,
-    )
+    shorter = min(len(plain), len(speculative))
+    index = next((i for i in range(shorter) if plain[i] != speculative[i]), shorter)
+    return Difference(index, _at(plain, index), _at(speculative, index))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +92,8 @@ class Pair:
     """"plain first" or "speculative first"."""
     plain: Run
     speculative: Run
-    greedy: bool
-    difference: Difference | None = field(init=False)
-
-    def __post_init__(self) -> None:
-        found = first_difference(self.plain, self.speculative, greedy=self.greedy)
-        object.__setattr__(self, "difference", found)
+    difference: Difference | None
+    """Where the ids part; None when they are identical."""
 
     @property
     def identical(self) -> bool:
@@ -149,7 +131,7 @@ def _ratio(plain_s: float, plain: Run, speculative_s: float, speculative: Run) -
     return (plain_s / len(plain.ids)) / (speculative_s / len(speculative.ids))
 
 
-def _at(values: Sequence[Any], index: int) -> Any:
+def _at(values: Sequence[int], index: int) -> int | None:
     return values[index] if index < len(values) else None
 
 

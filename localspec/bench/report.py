@@ -78,9 +78,7 @@ class Report:
     def table(self) -> str:
         """For a terminal, in plain characters, under 100 columns."""
         rows = [self._cells(kind, kind.speedup) for kind in self.kinds] + [self._cells(self.overall, None)]
-        widths = [
-            max(len(cell) for cell in column) for column in zip(*_HEADERS_BY_LINE, *rows, strict=True)
-        ]
+        widths = [max(len(cell) for cell in column) for column in zip(*_HEADERS_BY_LINE, *rows, strict=True)]
         lines = [_line(header, widths) for header in _HEADERS_BY_LINE]
         lines.append("-" * (sum(widths) + 2 * (len(widths) - 1)))
         lines += [_line(row, widths) for row in rows]
@@ -90,8 +88,13 @@ class Report:
         """A report to keep: how it was measured, then the figures."""
         rows = [self._cells(kind, kind.speedup) for kind in self.kinds] + [self._cells(self.overall, None)]
         drafters = [
-            [_escape(name), *(_number(counts[key]) for key in ("drafted", "accepted")), _percent(counts["acceptance_rate"])]
-            + [_number(counts["mean_acceptance_length"])]
+            [
+                _escape(name),
+                str(counts["drafted"]),
+                str(counts["accepted"]),
+                _percent(counts["acceptance_rate"]),
+                _number(counts["mean_acceptance_length"]),
+            ]
             for name, counts in self.overall.by_drafter.items()
         ]
         parts = [
@@ -145,8 +148,8 @@ class Report:
             notes.append("The ids were identical in every pair.")
         elif not self.identity_expected:
             notes.append(
-                "Ids differ, as they may: above temperature 0, rejection acceptance keeps the distribution, not the ids. "
-                "Times are compared per token."
+                "Ids differ, as they may: above temperature 0, rejection acceptance keeps the distribution, not the "
+                "ids. Times are compared per token."
             )
         else:
             notes.append("THE IDS WERE NOT IDENTICAL; times are compared per token:")
@@ -186,7 +189,7 @@ def _times(ratio: float | None) -> str:
 
 
 def _number(value: float | None, digits: int = 2) -> str:
-    return "n/a" if value is None else str(value) if isinstance(value, int) else f"{value:.{digits}f}"
+    return "n/a" if value is None else f"{value:.{digits}f}"
 
 
 def _percent(value: float | None) -> str:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from localspec.bench.gap import key_gap
 from localspec.bench.machine import machine, versions, weights_format
-from localspec.bench.pairs import Pair, Run
+from localspec.bench.pairs import Difference, Pair, Run, first_difference
 from localspec.bench.report import Report
 from localspec.bench.summary import Summary, summarize
 from localspec.bench.workloads import Prompt, Workload, choose_workloads
@@ -75,7 +77,7 @@ def run_bench(
         pairs=pairs,
         kinds=_kinds(chosen, pairs),
         overall=summarize("overall", "overall", pairs),
-        identity_expected=accept == "coupled" or temperature == 0,
+        identity_expected=_identity_expected(settings),
     )
 
 
@@ -87,7 +89,12 @@ def encode(engine: Engine, prompt: Prompt) -> list[int]:
 
 
 def _settings(
-    repeats: int, max_tokens: int, temperature: float, seed: int, draft_length: int | Literal["auto"], accept: Acceptance
+    repeats: int,
+    max_tokens: int,
+    temperature: float,
+    seed: int,
+    draft_length: int | Literal["auto"],
+    accept: Acceptance,
 ) -> dict[str, Any]:
     """What both runs of a pair share; raises SettingsError before anything runs."""
     if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 1:
@@ -126,8 +133,27 @@ def _measure(
     engine: Engine, prompt: Prompt, ids: list[int], repeat: int, settings: dict[str, Any], *, plain_first: bool
 ) -> Pair:
     runs = {speculate: _run(engine, ids, settings, speculate=speculate) for speculate in (not plain_first, plain_first)}
+    difference = first_difference(runs[False].ids, runs[True].ids)
+    if difference is not None:
+        difference = _explain(engine, ids, runs[False].ids, settings, difference)
     order = "plain first" if plain_first else "speculative first"
-    return Pair(prompt.kind, prompt.name, repeat, order, runs[False], runs[True], greedy=settings["temperature"] == 0)
+    return Pair(prompt.kind, prompt.name, repeat, order, runs[False], runs[True], difference)
+
+
+def _explain(
+    engine: Engine, prompt: list[int], ids: Sequence[int], settings: dict[str, Any], difference: Difference
+) -> Difference:
+    """Add the gap between the two ids, where there are two and the same noise chose both."""
+    first, second = difference.plain_id, difference.speculative_id
+    if first is None or second is None or not _identity_expected(settings):
+        return difference
+    context = [*prompt, *ids[: difference.index]]
+    gap, tolerance = key_gap(engine, context, Settings.from_keywords(**settings), first, second)
+    return replace(difference, gap=gap, tolerance=tolerance)
+
+
+def _identity_expected(settings: dict[str, Any]) -> bool:
+    return bool(settings["accept"] == "coupled" or settings["temperature"] == 0)
 
 
 def _run(engine: Engine, ids: list[int], settings: dict[str, Any], *, speculate: bool) -> Run:
@@ -135,7 +161,7 @@ def _run(engine: Engine, ids: list[int], settings: dict[str, Any], *, speculate:
     started = time.perf_counter()
     result = engine.generate(ids, speculate=speculate, **settings)
     wall_s = time.perf_counter() - started
-    return Run(tuple(result.ids), tuple(token.logprob for token in result.tokens), wall_s, result.stats)
+    return Run(tuple(result.ids), wall_s, result.stats)
 
 
 def _kinds(chosen: list[Workload], pairs: list[Pair]) -> list[Summary]:

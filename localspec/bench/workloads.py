@@ -73,7 +73,7 @@ def choose_workloads(names: Sequence[str] | None) -> list[Workload]:
         if not found:
             listed = ", ".join([workload.name for workload in known] + [QUICK])
             example = f"{known[0].name}/{known[0].prompts[0].name}"
-            raise SettingsError(f"no workload is called {name!r}; there are: {listed}, and single prompts like {example}")
+            raise SettingsError(f"no workload is called {name!r}; there are {listed}, and prompts such as {example}")
         wanted.update(found)
     chosen = []
     for workload in known:

@@ -17,7 +17,7 @@ import click
 from localspec.blas import Setting
 from localspec.commands import options
 from localspec.commands.process import INTERRUPTED, is_terminal, output, say, use_fast_blas
-from localspec.commands.progress import fetch
+from localspec.commands.progress import fetch, loading
 from localspec.settings import Settings
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ is piped it is the answer's exact text; on a terminal, control characters in it 
 """
 
 
-@click.command(epilog=EPILOG)
+@click.command(epilog=EPILOG, short_help="Talk with a model, or get one answer.")
 @options.model_argument
 @click.option("--prompt", "-p", metavar="TEXT", help="Answer this and exit.")
 @click.option("--system", metavar="TEXT", help="A system message.")
@@ -52,6 +52,7 @@ is piped it is the answer's exact text; on a terminal, control characters in it 
 @click.pass_context
 def chat(
     ctx: click.Context,
+    /,
     model: str | None,
     prompt: str | None,
     system: str | None,
@@ -76,21 +77,18 @@ def chat(
         raise click.UsageError("the chat needs a terminal; give a prompt with -p or on stdin")
     use_fast_blas(ctx, blas, verbose)
     text = _read_prompt(prompt) if one_shot else None
-    name = model or _default_model()
-    fetch(name, *([draft] if draft else []))
-
-    def open_conversation() -> Conversation:
-        import localspec
-
-        engine = localspec.load(name, draft=draft, dtype=None if dtype == "auto" else dtype)
-        return engine.conversation(system)
-
+    name = model or default_model()
     if text is None:
         from localspec.tui.app import run_chat
 
+        fetch(name, *([draft] if draft else []))  # now, while there is a plain terminal for the progress
+
+        def open_conversation() -> Conversation:
+            return loading(name, draft=draft, dtype=dtype, show=False).conversation(system)
+
         run_chat(open_conversation, title=name, settings=settings)
         return
-    conversation = open_conversation()
+    conversation = loading(name, draft=draft, dtype=dtype).conversation(system)
     notes = say if verbose or is_terminal(sys.stderr) else _silent
     if conversation.engine.speculation_blocked:
         notes(f"no speculation for this model: {conversation.engine.speculation_blocked}")
@@ -209,14 +207,15 @@ def _has_input(have_prompt: bool) -> bool:
 def _read_stdin() -> str:
     from localspec.errors import LocalspecError
 
-    data = click.get_binary_stream("stdin").read()
+    data = sys.stdin.buffer.read()
     try:
         return data.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
-        raise LocalspecError(f"stdin is not UTF-8 text (byte {error.start}); convert it, or give text with -p") from error
+        raise LocalspecError(f"stdin is not UTF-8 text (at byte {error.start}); convert it first") from error
 
 
-def _default_model() -> str:
+def default_model() -> str:
+    """The catalogue's choice."""
     from localspec.models.catalogue import catalogue
 
     return catalogue().default

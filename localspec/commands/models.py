@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -56,7 +58,13 @@ def list_(as_json: bool) -> None:
     _print_table([header, *(_row(record) for record in records)])
 
 
-@models.command(epilog="\b\nExamples:\n  localspec models pull smollm2\n  localspec models pull mlx-community/Qwen3-4B-4bit")
+@models.command(
+    epilog="""\b
+Examples:
+  localspec models pull smollm2
+  localspec models pull mlx-community/Qwen3-4B-4bit
+""",
+)
 @click.argument("name")
 @click.option("--refresh", is_flag=True, help="Ask the hub for newer files even if the model is here.")
 def pull(name: str, refresh: bool) -> None:
@@ -75,7 +83,7 @@ def show(name: str, as_json: bool) -> None:
         return
     width = max(len(field) for field in record)
     for field, value in record.items():
-        if value not in (None, [], {}):
+        if value not in (None, (), False) or field == "installed":
             _print(f"{field.replace('_', ' '):{width}}  {_shown(field, value)}")
 
 
@@ -91,28 +99,84 @@ def rm(name: str) -> None:
 
 def _describe(name: str) -> dict[str, Any]:
     from localspec import hub
+    from localspec.errors import ModelNotFoundError
     from localspec.models import catalogue
 
     known = catalogue()
     entry = known.get(name) or known.by_hub(name)
-    here = {model.name: model for model in hub.installed()}
-    model = here.get(name) or (here.get(entry.name) if entry is not None else None)
+    called = entry.name if entry is not None else name
+    model = next((model for model in hub.installed() if model.name in (called, name)), None)
     if entry is not None or model is not None:
-        return _record(entry.name if entry is not None else name, entry, model) | _shape(model.path if model else None)
-    path = hub.find(name) if "/" in name and not name.startswith((".", "/", "~")) else None
-    path = path or hub.local(name)
-    return {"name": name, "path": str(path)} | _shape(path)
+        return _record(called, entry, model) | _config(model.path if model is not None else None)
+    if "/" in name and not Path(name).is_dir() and not name.startswith((".", "/", "~")):
+        raise ModelNotFoundError(f"{name} is not on this machine; to get it: localspec models pull {name}")
+    path = hub.resolve(name)  # a directory, or the error that suggests names
+    return {"name": name, "installed": True, "path": str(path)} | _config(path)
 
 
 def _record(name: str, entry: Entry | None, model: Installed | None) -> dict[str, Any]:
     known: dict[str, Any] = asdict(entry) if entry is not None else {}
     package = known.pop("package", None)
     return {
-        "name": name,
         **known,
+        "name": name,
         "package": package["name"] if package else None,
         "installed": model is not None and model.complete,
         "incomplete": model is not None and not model.complete,
         "path": str(model.path) if model is not None else None,
         "bytes": model.bytes if model is not None else None,
     }
+
+
+def _config(path: Path | None) -> dict[str, Any]:
+    """What a model that is here says of itself."""
+    if path is None:
+        return {}
+    try:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(config, dict):
+        return {}
+    quantization = config.get("quantization")
+    return {
+        "architecture": config.get("model_type"),
+        "stored_as": f"{quantization.get('bits')}-bit" if isinstance(quantization, dict) else config.get("torch_dtype"),
+    }
+
+
+def _row(record: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        record["name"],
+        record.get("parameters") or "",
+        _shown("download_bytes", record.get("download_bytes")),
+        _shown("memory_bytes", record.get("memory_bytes")),
+        "yes" if record["installed"] else "incomplete" if record["incomplete"] else "no",
+        ", ".join(record.get("drafts") or ()),
+    )
+
+
+def _shown(field: str, value: Any) -> str:
+    from localspec.memory import format_bytes
+
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int) and field.endswith("bytes"):
+        return format_bytes(value)
+    return ", ".join(value) if isinstance(value, list | tuple) else str(value)
+
+
+def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        _print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _print_json(document: Any) -> None:
+    _print(json.dumps(document, indent=2))
+
+
+def _print(line: str) -> None:
+    output().write(line + "\n")

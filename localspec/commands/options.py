@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
 from localspec.settings import MAX_DRAFT_LENGTH, MAX_SEED
 
+if TYPE_CHECKING:
+    _ParamType = click.ParamType[str | int]
+else:
+    _ParamType = click.ParamType  # not generic before click 8.4
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-class DraftLength(click.ParamType):
+class DraftLength(_ParamType):
     """`auto`, or a number of tokens."""
 
     name = "auto|N"
@@ -81,6 +86,11 @@ def machine_options(command: Command) -> Command:
             help="Linux: use an installed OpenBLAS. LOCALSPEC_BLAS=off does the same as off.",
         ),
     )
+
+
+def draft_length_value(value: str | int | None) -> int | Literal["auto"]:
+    """What --draft-length means, left out or not."""
+    return value if isinstance(value, int) else "auto"
 
 
 def _stack(command: Command, *decorators: Callable[[Command], Command]) -> Command:

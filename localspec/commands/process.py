@@ -18,6 +18,7 @@ from localspec.blas import Setting, preload
 from localspec.errors import LocalspecError, SettingsError
 
 FAILED = 1
+MISUSED = 2
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 
@@ -37,7 +38,7 @@ class CommandGroup(click.Group):
         try:
             return super().invoke(ctx)
         except SettingsError as error:
-            raise click.UsageError(str(error), ctx=ctx) from error
+            fail(ctx, str(error), MISUSED)
         except LocalspecError as error:
             fail(ctx, str(error))
         except BrokenPipeError:
@@ -66,10 +67,10 @@ def exit_status(run: Callable[[], object]) -> int:
     return status if isinstance(status, int) else 0
 
 
-def fail(ctx: click.Context, message: str) -> NoReturn:
+def fail(ctx: click.Context, message: str, code: int = FAILED) -> NoReturn:
     """End the command with one line on stderr."""
     say("localspec: " + " ".join(message.split()))
-    ctx.exit(FAILED)
+    ctx.exit(code)
 
 
 def say(line: str) -> None:
@@ -81,12 +82,15 @@ def say(line: str) -> None:
 
 def output() -> TextIO:
     """Standard output; where it was closed (`>&-`), nowhere."""
-    return sys.stdout if sys.stdout is not None else open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    return sys.stdout if sys.stdout is not None else open(os.devnull, "w", encoding="utf-8")
 
 
 def is_terminal(stream: TextIO | None) -> bool:
     """Whether a person reads (or writes) this stream."""
-    return stream is not None and not stream.closed and stream.isatty()
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:  # closed
+        return False
 
 
 def make_streams_safe() -> None:

@@ -6,11 +6,14 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from localspec.commands.process import is_terminal, say
+
+if TYPE_CHECKING:
+    from localspec import Engine
 
 _STEPS = 10
 
@@ -24,6 +27,15 @@ def fetch(*names: str, refresh: bool = False) -> list[Path]:
         with ExitStack() as stack:
             paths.append(hub.resolve(name, reporter(name, stack), refresh=refresh))
     return paths
+
+
+def loading(name: str, *, draft: str | None, dtype: str, show: bool = True) -> Engine:
+    """The engine for the command line's --draft and --dtype, showing the progress of what has to be fetched."""
+    import localspec
+
+    with ExitStack() as stack:
+        progress = reporter(name, stack) if show else None
+        return localspec.load(name, draft=draft, dtype=None if dtype == "auto" else dtype, progress=progress)
 
 
 def reporter(name: str, stack: ExitStack) -> Callable[[int, int], None]:

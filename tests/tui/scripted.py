@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,6 +105,7 @@ class ScriptedConversation:
     scripts: list[list[Token] | LocalspecError]
     gate: threading.Semaphore | None = None
     finish_reason: str = "stop"
+    prompt_chunks: int = 0
     engine: ScriptedEngine = field(default_factory=ScriptedEngine)
     messages: list[dict[str, str]] = field(default_factory=list)
     generations: list[ScriptedGeneration] = field(default_factory=list)
@@ -115,13 +116,20 @@ class ScriptedConversation:
     def context_used(self) -> int:
         return 12 * len(self.messages)
 
-    def send(self, text: str, **settings: Any) -> ScriptedGeneration:
+    def send(
+        self, text: str, *, on_prefill: Callable[[int, int], None] | None = None, **settings: Any
+    ) -> ScriptedGeneration:
         self.threads.add(threading.current_thread().name)
         self.messages.append({"role": "user", "content": text})
         self.sent_settings.append(settings)
         script = self.scripts[(len(self.messages) - 1) % len(self.scripts)]
         if isinstance(script, LocalspecError):
             raise script
+        if on_prefill is not None:
+            for done in range(0, 12 * self.prompt_chunks, 12):
+                if self.gate is not None:
+                    self.gate.acquire()
+                on_prefill(done + 12, 12 * self.prompt_chunks)
         generation = ScriptedGeneration(script, Settings.from_keywords(**settings), self.gate, self.finish_reason)
         self.generations.append(generation)
         return generation
