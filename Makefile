@@ -21,7 +21,7 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
 chat: $(VENV)/.installed blas-hint ## install into .venv, get the model, open the chat
-	@$(BIN)/localspec models pull $(MODEL)
+	@$(BIN)/localspec models pull $(MODEL) >/dev/null
 	@$(BIN)/localspec chat $(MODEL) $(ARGS)
 
 bench: $(VENV)/.installed blas-hint ## plain against speculative decoding, paired
@@ -31,17 +31,18 @@ test: python ## lint, types and tests in a fresh environment, as CI runs them
 	rm -rf build
 	$(PYTHON) -m venv $(TEST_ENV)
 	$(TEST_ENV)/bin/python $(PIP_INSTALL) -c .ci/constraints.txt '.[test]'
+	cd build && test-env/bin/python ../.ci/installed.py
 	$(TEST_ENV)/bin/ruff check .
 	$(TEST_ENV)/bin/mypy -p localspec
-	$(TEST_ENV)/bin/pytest
+	$(TEST_ENV)/bin/python -m pytest
 
 check: $(VENV)/.installed-test ## the same in .venv: faster
 	$(BIN)/ruff check .
 	$(BIN)/mypy -p localspec
-	$(BIN)/pytest
+	$(BIN)/python -m pytest
 
 test-slow: $(VENV)/.installed-test ## the tests that need the real models
-	$(BIN)/pytest -m slow
+	$(BIN)/python -m pytest -m slow
 
 clean: ## remove what was built, not what was downloaded
 	rm -rf build dist .venv *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

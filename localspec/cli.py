@@ -1,52 +1,28 @@
-"""The `localspec` command: its entry point and the list of its commands.
+"""The entry point of the `localspec` command.
 
-Nothing heavy is imported here, so that `localspec --help` answers at once.
+Nothing heavy is imported on the way to `localspec --help`, so that it answers at once.
 """
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-import click
-
-from localspec.commands import bench, chat, models
-from localspec.commands.process import CommandGroup, Process, exit_status, make_streams_safe
-
-EPILOG = """\b
-Exit codes:
-  0    done
-  1    failed: one line on stderr says why and what to do
-  2    wrong usage
-  130  interrupted with Ctrl-C
-  141  the program reading the output went away
-
-\b
-Examples:
-  localspec chat
-  echo "Name three colours" | localspec chat
-  localspec bench --quick
-"""
-
-
-@click.group(cls=CommandGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(None, "--version", package_name="localspec")
-def cli() -> None:
-    """Run language models on this machine, faster, with the same tokens.
-
-    Something cheap guesses the next tokens and the model checks all guesses in one pass.
-    """
-
-
-cli.add_command(chat.chat)
-cli.add_command(bench.bench)
-cli.add_command(models.models)
-
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit. With no arguments given, those of the process."""
+    # Only a process that was started as `localspec` may start itself over and handle signals in its own way.
+    owned = arguments is None
+    catching = owned and signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else somebody ignores it
+    if catching:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # while importing, there is nothing to clean up
+    from localspec.commands.process import Process, exit_status, make_streams_safe
+    from localspec.commands.root import cli
+
+    process = Process(owned)
+    if catching:
+        process.catch_interrupts()
     make_streams_safe()
-    # Only a process that was started as `localspec` may start itself over with other libraries.
-    process = Process(owned=arguments is None)
     sys.exit(exit_status(lambda: cli.main(arguments, prog_name="localspec", standalone_mode=False, obj=process)))

@@ -20,6 +20,8 @@ REPRODUCIBLE = 4
 """Fixed length where ids depend on lengths (rejection acceptance): a clock must not decide them."""
 _SAMPLES = 15
 """Recent passes of a width that its cost is the median of."""
+_FIRST_PROBE, _LAST_PROBE = 32, 512
+"""Proposals declined in a row before one is tried all the same, at first and at most."""
 _MEMORY = 0.97
 """Weight that old acceptance counts keep with each new one of their bucket."""
 _PRIOR_WEIGHT = 3.0
@@ -110,24 +112,46 @@ class Controller:
         self.acceptance = Acceptance()
         self._draft_costs: dict[str, deque[float]] = {}
         """Recent seconds per drafted token, per drafter."""
+        self._declined: dict[str, int] = {}
+        self._waits: dict[str, int] = {}
 
-    def before(self, drafter: Drafter, limit: int, fixed: int | Literal["auto"]) -> int:
-        """Tokens to ask the drafter for. A free drafter is asked for all; `after` then cuts."""
+    def before(self, drafter: Drafter, limit: int, fixed: int | Literal["auto"], *, peek: bool = False) -> int:
+        """Tokens to ask the drafter for. A free drafter is asked for all that is allowed, and `after` then cuts."""
         if fixed != "auto":
             return min(limit, fixed)
         limit = min(limit, MOST, self._cautious())
-        return limit if drafter.free else self._best(drafter.name, 0, limit)
+        if drafter.free or limit == 0:
+            return limit
+        return self._best(drafter.name, 0, limit) or self._probe(drafter.name, peek)
 
-    def after(self, proposal: Proposal, fixed: int | Literal["auto"]) -> Proposal | None:
-        """The proposal cut to what its evidence is worth; None when plain decoding is the better choice."""
+    def after(self, proposal: Proposal, fixed: int | Literal["auto"], *, peek: bool = False) -> Proposal | None:
+        """The proposal of a free drafter cut to what its evidence is worth; None when plain decoding is worth more.
+
+        `peek`: the answer is wanted, but no round will follow from it.
+        """
         if fixed != "auto":
             return proposal
         bucket = bucket_of(proposal)
         best = self._best(proposal.source, bucket, len(proposal.tokens))
         if best == 0:
             self.acceptance.fade(proposal.source, bucket)
-            return None
-        return proposal.cut(best)
+            best = self._probe(proposal.source, peek)
+        return proposal.cut(best) if best else None
+
+    def _probe(self, drafter: str, peek: bool) -> int:
+        """1 when it is time to try a declined drafter again, else 0.
+
+        Without probes one unlucky measurement of a wide pass would end drafting for good. Each declined proposal
+        brings the next probe nearer, and each probe that changed nothing doubles the wait.
+        """
+        declined = self._declined[drafter] = self._declined.get(drafter, 0) + 1
+        wait = self._waits.get(drafter, _FIRST_PROBE)
+        if declined < wait:
+            return 0
+        if not peek:
+            self._declined[drafter] = 0
+            self._waits[drafter] = min(2 * wait, _LAST_PROBE)
+        return 1
 
     def learn(self, proposal: Proposal, accepted: int, draft_s: float, verify_s: float) -> None:
         """Book one round that drafted."""
@@ -156,6 +180,9 @@ class Controller:
             value = expected / (self.costs.relative(n + 1) + n * draft)
             if value > best_value:
                 best, best_value = n, value
+        if best:
+            self._declined[drafter] = 0
+            self._waits[drafter] = _FIRST_PROBE
         return best
 
 

@@ -108,7 +108,7 @@ class Decoder:
                 started = time.perf_counter()
                 step = self._launch(mx.array(self._session.ids[-1:], mx.uint32), self._session.ids[:-1])
             ahead = None
-            if self._room() > 1 and (not self._drafters or (quiet >= _QUIET and self._propose_free() is None)):
+            if self._room() > 1 and (not self._drafters or (quiet >= _QUIET and not self._would_propose())):
                 ahead = self._launch(step.token, self._session.ids)
             chosen = self._read(step)
             seconds = time.perf_counter() - started
@@ -132,18 +132,28 @@ class Decoder:
             offered = drafter.propose(length, self._draw) if length else None
             if offered is not None and offered.tokens:
                 self._session.target.check_ids(offered.tokens)
-                proposal = self._controller.after(offered, self._fixed)
+                proposal = self._controller.after(offered, self._fixed) if drafter.free else offered
             if proposal is not None:
                 break
         seconds = time.perf_counter() - started
         self._stats.draft_s += seconds
         return proposal, seconds
 
-    def _propose_free(self) -> Proposal | None:
-        """A proposal, if there may be one at the tokens known so far; asks drafters only that cost nothing."""
-        if any(not drafter.free for drafter in self._drafters):
-            return Proposal([], "draft")
-        return self._propose()[0]
+    def _would_propose(self) -> bool:
+        """Whether there would be a proposal at the tokens known so far; only free drafters are really asked."""
+        started = time.perf_counter()
+        limit, found = self._room() - 1, False
+        for drafter in self._drafters if limit > 0 else ():
+            length = self._controller.before(drafter, limit, self._fixed, peek=True)
+            offered = drafter.propose(length, self._draw) if length and drafter.free else None
+            if offered is not None:
+                found = self._controller.after(offered, self._fixed, peek=True) is not None
+            else:
+                found = length > 0 and not drafter.free
+            if found:
+                break
+        self._stats.draft_s += time.perf_counter() - started
+        return found
 
     # Plain decoding
 

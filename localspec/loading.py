@@ -92,7 +92,6 @@ def load_tokenizer(checkpoint: Checkpoint) -> Any:
 def load_weights(checkpoint: Checkpoint, dtype: str) -> Any:
     """The model with its weights in `dtype` (one of DTYPES), evaluated, so that no array waits for this thread."""
     import mlx.core as mx
-    from mlx.utils import tree_flatten
     from mlx_lm.utils import load_model
 
     if "model_file" in checkpoint.config:
@@ -107,25 +106,25 @@ def load_weights(checkpoint: Checkpoint, dtype: str) -> Any:
         try:
             model, _ = load_model(folder, lazy=True)
         except ValueError as error:
-            if "parameters" in str(error):  # mlx refuses weights that do not match the architecture, one per line
+            if "parameter" in str(error):  # weights missing, left over, or of another shape
                 raise IncompleteModelError(
                     f"the weights of {checkpoint.path} do not match its config.json: {_line(error)}"
                 ) from error
             raise UnsupportedModelError(f"{checkpoint.path} cannot be loaded: {_line(error)}") from error
-        except (
-            KeyError,
-            TypeError,
-            AttributeError,
-        ) as error:  # settings that the architecture needs and the config lacks
+        except (KeyError, TypeError, AttributeError) as error:
+            # The architecture needs settings that the config lacks or spells otherwise.
             raise UnsupportedModelError(
                 f"{checkpoint.path} cannot be loaded: its config.json does not fit mlx-lm's "
                 f"{checkpoint.config['model_type']} ({type(error).__name__}: {_line(error)})"
             ) from error
         if dtype != "quantized":
             model = _as_float(model, getattr(mx, dtype))
-        # One by one: all at once would hold every quantised tensor beside its float form.
-        for _, array in tree_flatten(model.parameters()):
-            mx.eval(array)
+        # One by one: all at once would hold every quantised tensor beside its float form. Not only parameters: what a
+        # module computes for itself (rotary frequencies) must not wait for this thread's stream either.
+        for _, module in model.named_modules():
+            for value in module.values():
+                if isinstance(value, mx.array):
+                    mx.eval(value)
     return model
 
 

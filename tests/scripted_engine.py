@@ -9,7 +9,7 @@ from typing import Any
 
 from click.testing import CliRunner, Result
 
-from localspec.cli import cli
+from localspec.commands.root import cli
 from localspec.settings import Settings
 from localspec.stats import Stats
 from localspec.tokens import Token

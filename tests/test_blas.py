@@ -148,8 +148,8 @@ def test_a_home_that_cannot_be_written_is_no_obstacle(home: Path) -> None:
 def test_called_from_another_program_the_command_line_never_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
     from click.testing import CliRunner
 
-    from localspec.cli import cli
     from localspec.commands import process
+    from localspec.commands.root import cli
 
     called: list[Any] = []
     monkeypatch.setattr(process, "preload", lambda *arguments: called.append(arguments))

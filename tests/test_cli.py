@@ -14,8 +14,9 @@ from click.testing import CliRunner
 from scripted_engine import ESCAPE, Scripted, run
 
 import localspec
-from localspec.cli import cli
 from localspec.commands import chat
+from localspec.commands.process import Process
+from localspec.commands.root import cli
 from localspec.errors import ModelNotFoundError, NumericsError
 from localspec.stats import Stats
 from localspec.tokens import Token
@@ -198,6 +199,12 @@ def test_ctrl_c_while_loading(scripted: Scripted, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(localspec, "load", load)
     outcome = run("chat", "-p", "Hi")
     assert (outcome.exit_code, outcome.output) == (130, "")
+
+
+def test_ctrl_c_whose_exception_got_lost(scripted: Scripted) -> None:
+    scripted.pieces = ["a", "b", "c"]
+    outcome = run("chat", "-p", "Hi", obj=Process(interrupted=True))
+    assert (outcome.exit_code, outcome.stdout) == (130, "\n")
 
 
 def test_stdin_that_is_not_text(scripted: Scripted) -> None:

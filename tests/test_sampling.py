@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 import mlx.core as mx
@@ -17,6 +18,14 @@ from odds import FALSE_ALARM, chi_square
 from localspec.noise import Noise, Stream, bits, gumbel
 from localspec.sampling import distribution, keep_top_k
 from localspec.settings import Settings
+
+
+@pytest.fixture(autouse=True)
+def _uncompiled() -> Iterator[None]:
+    """mlx-lm compiles its filters anew for each size and setting: seconds each on a CPU."""
+    mx.disable_compile()
+    yield
+    mx.enable_compile()
 
 
 def _theirs(logits: mx.array, settings: Settings) -> mx.array:
@@ -41,7 +50,7 @@ def _ours(logits: mx.array, settings: Settings) -> mx.array:
 SETTINGS = st.builds(
     Settings,
     temperature=st.floats(0.05, 5),
-    top_p=st.just(1.0) | st.floats(0, 1),
+    top_p=st.just(1.0) | st.just(0.0) | st.floats(1e-6, 1),
     top_k=st.just(0) | st.integers(1, 80),
     min_p=st.just(0.0) | st.floats(1e-4, 1),
 )
@@ -78,8 +87,8 @@ def test_the_comparison_notices_a_wrong_order() -> None:
     right = _theirs(logits, settings)
     heated = _theirs(logits * 2, Settings(temperature=1.0, top_p=0.8, top_k=12, min_p=0.02))
     assert not mx.array_equal(mx.isfinite(right), mx.isfinite(heated))
-    wide = Settings(temperature=0.5, top_p=0.9, top_k=4)
-    scores = apply_top_p(apply_top_k(logits - mx.logsumexp(logits), 4), 0.9)
+    wide = Settings(temperature=0.5, top_p=0.7, top_k=12)
+    scores = apply_top_p(apply_top_k(logits - mx.logsumexp(logits), 12), 0.7)
     assert not mx.array_equal(mx.isfinite(scores), mx.isfinite(_theirs(logits, wide)))
     assert mx.array_equal(mx.isfinite(_ours(logits, settings)), mx.isfinite(right))
     assert mx.array_equal(mx.isfinite(_ours(logits, wide)), mx.isfinite(_theirs(logits, wide)))
@@ -125,6 +134,15 @@ def test_top_k_of_the_vocabulary_and_more_means_all(top_k: int) -> None:
     )
     # And mlx's global random state is whole afterwards: mlx-lm's own check breaks it.
     assert mx.random.uniform(shape=(3,)).shape == (3,)
+
+
+@pytest.mark.parametrize("top_p", [5e-324, 1e-185, 1e-45, 1e-30, 1e-7])
+def test_tiny_top_p_keeps_the_top_token(top_p: float) -> None:
+    """mlx-lm gives not-a-number for the smallest ones: the threshold rounds to 0 and every token is dropped."""
+    logits = mx.random.normal((2, 40), key=mx.random.key(1))
+    kept = np.isfinite(np.array(distribution(logits, Settings(temperature=1, top_p=top_p)).scores))
+    assert kept.sum(axis=-1).tolist() == [1, 1]
+    assert kept.argmax(axis=-1).tolist() == mx.argmax(logits, axis=-1).tolist()
 
 
 def test_top_p_0_is_off_and_min_p_1_is_greedy_as_in_mlx_lm() -> None:

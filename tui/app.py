@@ -37,7 +37,7 @@ from localspec.tui.worker import (
 )
 
 FRAMES_PER_SECOND = 30
-PATIENCE_S = 2.0
+PATIENCE_S = 1.0
 """How long to wait at the end for the decoding thread."""
 
 
@@ -108,6 +108,7 @@ class ChatApp(App[None]):
         self._show_tokens(tokens)
         if self.busy and self.generation is not None and self.generation.stats.emitted:
             self._show_numbers()
+            self._show_context()
 
     def _show_tokens(self, tokens: list[Token]) -> None:
         if tokens:
@@ -185,7 +186,7 @@ class ChatApp(App[None]):
             command = commands.parse(message.text)
             if command is not None:
                 self._obey(*command)
-                self.prompt.take()
+                self.prompt.take(message.text)
                 return
         except LocalspecError as error:
             self.legend.say(one_line(error), 5)
@@ -195,7 +196,8 @@ class ChatApp(App[None]):
             return
         self.busy = True
         self.generation = None
-        text = self.prompt.take().strip()
+        self.prompt.take(message.text)
+        text = message.text.strip()
         self.transcript.add("user", text)
         self.transcript.begin_answer()
         self.status.parts = ()

@@ -11,14 +11,13 @@ from textual.widgets import TextArea
 
 from localspec.text import printable
 
+NEW_LINE = ("shift+enter", "ctrl+j", "alt+enter")
+
 
 class PromptInput(TextArea):
     """Multi-line input with history at its upper and lower edge."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        # With priority, or the text area would take Enter as a new line before the binding is asked.
-        Binding("enter", "submit", "Send", priority=True),
-        Binding("shift+enter,ctrl+j,alt+enter", "newline", "New line", priority=True),
         Binding("ctrl+d", "delete_or_quit", "Quit", show=False),
     ]
 
@@ -46,23 +45,30 @@ class PromptInput(TextArea):
         self._draft = ""
         """The new text, while an old one is shown."""
 
-    def take(self) -> str:
-        """Empty the input and remember its text."""
-        text = self.text
+    def take(self, text: str) -> None:
+        """Remove what was submitted, and remember it; what was typed since stays."""
         if text.strip() and self.sent[-1:] != [text]:
             self.sent.append(text)
         self._recalled = None
         self._draft = ""
-        self.text = ""
-        return text
+        self.text = self.text.removeprefix(text)
+        self.move_cursor(self.document.end)
 
-    def action_submit(self) -> None:
+    def on_key(self, event: events.Key) -> None:
+        """Enter and its kin, in their turn among the other keys: a binding with priority would overtake the text."""
+        if event.key == "enter":
+            event.prevent_default()
+            event.stop()
+            self.submit()
+        elif event.key in NEW_LINE:
+            event.prevent_default()
+            event.stop()
+            self._insert("\n")
+
+    def submit(self) -> None:
         """Hand the text to the app, which takes it when it can."""
         if self.text.strip():
             self.post_message(self.Submitted(self.text))
-
-    def action_newline(self) -> None:
-        self._insert("\n")
 
     def action_delete_or_quit(self) -> None:
         """Ctrl+D as in a shell: quits on an empty line."""

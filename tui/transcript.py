@@ -56,11 +56,13 @@ class Transcript(ScrollView, can_focus=True):
     # -- what the app says ------------------------------------------------------------------------------------------
 
     def add(self, kind: Kind, text: str = "") -> Block:
-        """Append a block; above the answer, while one is being written."""
+        """Append a block; above the answer and its question, while one is being written."""
         block = Block(kind, self._text_width)
         if text:
             block.feed(text)
-        index = len(self.blocks) - bool(self.blocks and self.blocks[-1].writing)
+        index = len(self.blocks)
+        if self.blocks and self.blocks[-1].writing:
+            index -= 2 if [b.kind for b in self.blocks[-2:]] == ["user", "answer"] else 1
         self.blocks.insert(index, block)
         self._changed(self._stack(index))
         return block
@@ -173,8 +175,11 @@ class Transcript(ScrollView, can_focus=True):
         return self._tops[index] + len(rows) - 1
 
     def _scroll_to_line(self, line: float) -> None:
-        # By force: the scroll bar that would allow it is not there yet when the text has just outgrown the view.
+        # By force: the scroll bar that would allow it is not there yet when the text has just outgrown the view. Nor is
+        # it told then where the view is, and would begin at the top.
         self.scroll_to(y=line, animate=False, immediate=True, force=True)
+        if self.max_scroll_y:
+            self.vertical_scrollbar.position = self.scroll_y
 
     def _block_at(self, line: int) -> int:
         return bisect_right(self._tops, line) - 1

@@ -9,6 +9,9 @@ from typing import Any
 from localspec.bench.pairs import Pair
 from localspec.bench.summary import Spread, Summary
 
+BUSY = 1.5
+"""Load per core from which on the machine is called busy; a bench that has just ended leaves up to 1."""
+
 _HEADERS = (
     ("", "", "kind"),
     ("", "speedup", "median (range)"),
@@ -61,6 +64,22 @@ class Report:
             if pair.difference is not None
         ]
 
+    @property
+    def warnings(self) -> list[str]:
+        """What makes the times worth less than they look."""
+        found = []
+        load, cores = self.machine["load_average"], self.machine["cores"]
+        if load > BUSY * cores:
+            found.append(
+                f"The machine was busy (load {load:g} on {cores} cores when the bench began): repeat it alone."
+            )
+        idle = [kind.title for kind in self.kinds if kind.acceptance_rate is None]
+        if idle:
+            found.append(
+                f"Nothing was drafted in {', '.join(idle)}: both runs decoded plainly, the ratio there is noise."
+            )
+        return found
+
     def as_dict(self) -> dict[str, Any]:
         """One JSON document."""
         return {
@@ -70,6 +89,7 @@ class Report:
             "machine": self.machine,
             "identical": self.identical,
             "identity_expected": self.identity_expected,
+            "warnings": self.warnings,
             "overall": self.overall.as_dict(),
             "kinds": [kind.as_dict() for kind in self.kinds],
             "pairs": [pair.as_dict() for pair in self.pairs],
@@ -126,7 +146,9 @@ class Report:
         if summary is self.overall:
             first, end_to_end = _times(summary.total_speedup), _times(summary.end_to_end_total_speedup)
         else:
-            first = "n/a" if speedup is None else f"{_times(speedup.median)} ({speedup.low:.2f}-{speedup.high:.2f})"
+            first = _times(speedup.median if speedup else None)
+            if speedup is not None and summary.pairs > 1:
+                first += f" ({speedup.low:.2f}-{speedup.high:.2f})"
             end_to_end = _times(summary.end_to_end_speedup.median if summary.end_to_end_speedup else None)
         return [
             summary.title,
@@ -141,8 +163,8 @@ class Report:
 
     def _notes(self) -> list[str]:
         notes = [
-            "speedup = plain time / speculative time of the same answer, decoding only; 'end to end' counts prompt "
-            "processing too. Overall: total times."
+            "speedup: plain time / speculative time of one answer, without prompt processing; end to end: with it.",
+            "Kinds: median over pairs. Overall: ratio of total times.",
         ]
         if self.identical:
             notes.append("The ids were identical in every pair.")
@@ -154,7 +176,7 @@ class Report:
         else:
             notes.append("THE IDS WERE NOT IDENTICAL; times are compared per token:")
             notes += self.differences
-        return notes
+        return notes + self.warnings
 
 
 _HEADERS_BY_LINE = [[header[line] for header in _HEADERS] for line in range(3)]

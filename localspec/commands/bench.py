@@ -11,7 +11,7 @@ import click
 from localspec.blas import Setting
 from localspec.commands import options
 from localspec.commands.chat import default_model
-from localspec.commands.process import FAILED, output, say, use_fast_blas
+from localspec.commands.process import FAILED, output, say, the_process, use_fast_blas
 from localspec.commands.progress import loading
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def bench(
     """
     if quick and workloads:
         raise click.UsageError("--quick chooses the workloads: leave out --workload")
-    use_fast_blas(ctx, blas, verbose=True)
+    use_fast_blas(ctx, blas)
     from localspec.bench.run import run_bench
     from localspec.bench.workloads import QUICK, choose_workloads
 
@@ -74,6 +74,11 @@ def bench(
     choose_workloads(chosen)  # a wrong name is told before the model is loaded
     for file in (json_file, report_file):
         _check_writable(file)
+
+    def on_progress(line: str) -> None:
+        the_process(ctx).raise_if_interrupted()
+        say(line)
+
     report = run_bench(
         loading(model or default_model(), draft=draft, dtype=dtype),
         workloads=chosen,
@@ -83,7 +88,7 @@ def bench(
         seed=seed or 0,
         draft_length=options.draft_length_value(draft_length),
         accept="rejection" if accept == "rejection" else "coupled",
-        on_progress=say,
+        on_progress=on_progress,
     )
     _deliver(report, json_file, report_file)
     if report.identity_expected and any(p.difference and not p.difference.near_tie for p in report.pairs):

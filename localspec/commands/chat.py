@@ -16,7 +16,7 @@ import click
 
 from localspec.blas import Setting
 from localspec.commands import options
-from localspec.commands.process import INTERRUPTED, is_terminal, output, say, use_fast_blas
+from localspec.commands.process import INTERRUPTED, is_terminal, output, say, the_process, use_fast_blas
 from localspec.commands.progress import fetch, loading
 from localspec.settings import Settings
 
@@ -86,6 +86,7 @@ def chat(
         def open_conversation() -> Conversation:
             return loading(name, draft=draft, dtype=dtype, show=False).conversation(system)
 
+        the_process(ctx).release_interrupts()
         run_chat(open_conversation, title=name, settings=settings)
         return
     conversation = loading(name, draft=draft, dtype=dtype).conversation(system)
@@ -93,18 +94,23 @@ def chat(
     if conversation.engine.speculation_blocked:
         notes(f"no speculation for this model: {conversation.engine.speculation_blocked}")
     generation = conversation.send(text, **settings)
-    if _print_answer(generation, output(), as_json):
+    if _print_answer(generation, output(), as_json, the_process(ctx).raise_if_interrupted):
         ctx.exit(INTERRUPTED)
     notes(_summary(generation))
 
 
-def _print_answer(generation: Generation, out: TextIO, as_json: bool) -> bool:
-    """Write the answer as it comes; returns whether Ctrl-C ended it, what was written being kept."""
+def _print_answer(generation: Generation, out: TextIO, as_json: bool, check: Callable[[], None]) -> bool:
+    """Write the answer as it comes; returns whether Ctrl-C ended it, what was written being kept.
+
+    `check` raises KeyboardInterrupt for a Ctrl-C whose exception got lost.
+    """
     writer = _JsonWriter(out) if as_json else _TextWriter(out, safe=is_terminal(out))
     interrupted = False
     try:
+        check()
         for token in generation:
             writer.token(token)
+            check()
     except KeyboardInterrupt:
         interrupted = True
     except BrokenPipeError:

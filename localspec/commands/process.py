@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, NoReturn, TextIO
 
 import click
@@ -23,12 +25,47 @@ INTERRUPTED = 130
 BROKEN_PIPE = 141
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Process:
-    """What a command may do with the process it runs in."""
+    """What a command may do with the process it runs in, and what has happened to it."""
 
     owned: bool = False
     """Whether localspec was started as a program. Called from another program, it may not replace the process."""
+    interrupted: bool = False
+    """Whether Ctrl-C was pressed. The exception alone can get lost: Python drops those raised in a destructor."""
+    catching: bool = False
+    """Whether Ctrl-C comes here first."""
+
+    def catch_interrupts(self) -> None:
+        """Raise KeyboardInterrupt at Ctrl-C and remember it."""
+
+        def interrupt(signal_number: int, frame: FrameType | None) -> None:
+            self.interrupted = True
+            raise KeyboardInterrupt
+
+        def unraisable(fault: sys.UnraisableHookArgs) -> None:
+            if not issubclass(fault.exc_type, KeyboardInterrupt):
+                sys.__unraisablehook__(fault)
+
+        signal.signal(signal.SIGINT, interrupt)
+        sys.unraisablehook = unraisable
+        self.catching = True
+
+    def release_interrupts(self) -> None:
+        """Leave Ctrl-C to Python, for an event loop that takes it from there."""
+        if self.catching:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            self.catching = False
+
+    def raise_if_interrupted(self) -> None:
+        """To be called now and then in long work."""
+        if self.interrupted:
+            raise KeyboardInterrupt
+
+
+def the_process(ctx: click.Context) -> Process:
+    """The process that a command runs in."""
+    return ctx.find_object(Process) or Process()
 
 
 class CommandGroup(click.Group):
@@ -113,6 +150,5 @@ def discard_output() -> None:
 
 def use_fast_blas(ctx: click.Context, setting: Setting, verbose: bool = False) -> None:
     """Restart this process with OpenBLAS where that helps. Nothing may have been read from stdin before."""
-    process = ctx.find_object(Process)
-    if process is not None and process.owned:
+    if the_process(ctx).owned:
         preload(sys.orig_argv, setting, verbose)

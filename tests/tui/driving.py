@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from rich.style import Style
+from scripted import ScriptedConversation
 from textual.geometry import Region
 from textual.pilot import Pilot
 from textual.widget import Widget
 
 from localspec.tui.app import ChatApp
-from tests.tui.scripted import ScriptedConversation
 
 PATIENCE_S = 20.0
 

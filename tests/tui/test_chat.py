@@ -6,15 +6,16 @@ import subprocess
 import sys
 import textwrap
 import threading
+from pathlib import Path
 
 import pytest
+from driving import answered, blocks, drive, lines, say, until
+from scripted import ScriptedConversation, record, wait_forever
 from textual import events
 from textual.pilot import Pilot
 
 from localspec.errors import ModelNotFoundError, NumericsError
 from localspec.tui.app import ChatApp, run_chat
-from tests.tui.driving import answered, blocks, drive, lines, say, until
-from tests.tui.scripted import ScriptedConversation, record, wait_forever
 
 HELLO = record("Hel", "lo", (" there", "ngram"), (",", "resampled"), " friend", ".")
 
@@ -186,6 +187,7 @@ def test_a_message_sent_while_the_model_loads_is_answered() -> None:
         await say(pilot, app, "Hi")
         opening.set()
         await until(pilot, lambda: len(app.transcript.tokens) == len(HELLO) and not app.busy)
+        assert [block.kind for block in app.transcript.blocks] == ["note", "user", "answer"]
         assert "  Hello there, friend." in lines(app.transcript)
 
     drive(test, load, loaded=False)
@@ -217,7 +219,7 @@ def test_quitting_during_a_load_does_not_wait_for_it() -> None:
 def test_a_process_ends_though_its_load_never_does() -> None:
     program = textwrap.dedent("""
         from localspec.tui import app
-        from tests.tui.scripted import wait_forever
+        from scripted import wait_forever
 
         run = app.ChatApp.run
         leave = lambda pilot: pilot.press("ctrl+q")
@@ -225,7 +227,10 @@ def test_a_process_ends_though_its_load_never_does() -> None:
         app.PATIENCE_S = 0.1
         app.run_chat(wait_forever, title="endless", settings={})
     """)
-    ended = subprocess.run([sys.executable, "-c", program], timeout=60, capture_output=True, text=True, check=False)
+    here = Path(__file__).parent
+    ended = subprocess.run(
+        [sys.executable, "-c", program], cwd=here, timeout=60, capture_output=True, text=True, check=False
+    )
     assert ended.returncode == 0, ended.stderr
 
 
@@ -238,6 +243,19 @@ def test_enter_sends_and_other_keys_make_lines() -> None:
         await pilot.press("enter")
         await answered(pilot, app)
         assert conversation.messages[0]["content"] == "a\nb\nc"
+
+    drive(test, conversation)
+
+
+def test_keys_that_come_all_at_once_are_taken_in_their_order() -> None:
+    conversation = ScriptedConversation([HELLO])
+
+    async def test(pilot: Pilot[None], app: ChatApp) -> None:
+        for key in ("H", "i", "enter", "x"):
+            app.post_message(events.Key(key, "\r" if key == "enter" else key))
+        await until(pilot, lambda: bool(conversation.messages) and not app.busy)
+        assert conversation.messages[0]["content"] == "Hi"
+        assert app.prompt.text == "x"
 
     drive(test, conversation)
 

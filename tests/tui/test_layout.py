@@ -9,11 +9,11 @@ import os
 from pathlib import Path
 
 import pytest
+from driving import answered, drive, say
+from scripted import ScriptedConversation, record
 from textual.pilot import Pilot
 
 from localspec.tui.app import ChatApp
-from tests.tui.driving import answered, drive, say
-from tests.tui.scripted import ScriptedConversation, record
 
 LAYOUTS = Path(__file__).parent / "layouts"
 ANSWER = record(

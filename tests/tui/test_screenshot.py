@@ -8,12 +8,12 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from scripted import record
 
 from localspec.stats import Stats
 from localspec.tokens import Round
 from localspec.tui import screenshot
 from localspec.tui.replay import Recording, RecordingError
-from tests.tui.scripted import record
 
 TOKENS = record("Hello", (" [there", "ngram"), ("]", "ngram"), (" & bye", "resampled"))
 

@@ -7,15 +7,15 @@ from itertools import combinations
 from typing import get_args
 
 import pytest
+from driving import answered, blocks, drive, lines, say, segments, until
 from rich.style import Style
+from scripted import ScriptedConversation, ScriptedEngine, record
 from textual.pilot import Pilot
 
 from localspec.tokens import Source
 from localspec.tui.app import ChatApp
 from localspec.tui.provenance import PROVENANCE
 from localspec.tui.themes import DARK, LIGHT
-from tests.tui.driving import answered, blocks, drive, lines, say, segments, until
-from tests.tui.scripted import ScriptedConversation, ScriptedEngine, record
 
 SOURCES: tuple[Source, ...] = get_args(Source)
 EACH = record(*((f"word_{source} ", source) for source in SOURCES))
@@ -156,6 +156,7 @@ def test_the_view_follows_the_end_until_the_user_scrolls_up() -> None:
         await say(pilot, app, "Hi")
         await until(pilot, lambda: len(view.tokens) == 40)
         assert view.scroll_offset.y == view.max_scroll_y > 0
+        assert view.vertical_scrollbar.position == view.scroll_offset.y
         await pilot.press("pageup")
         await pilot.pause()
         reading = view.scroll_offset.y
