@@ -84,8 +84,9 @@ def preload(argv: Sequence[str], setting: Setting = "auto", verbose: bool = Fals
         changes["OPENBLAS_NUM_THREADS"] = str(threads)
     environment[GUARD] = json.dumps({name: environment.get(name) for name in changes})
     environment.update(changes)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # it is where the shell closed it (`>&-`)
+            stream.flush()
     os.execve(sys.executable, [sys.executable, *argv[1:]], environment)
 
 

@@ -18,11 +18,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     catching = owned and signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else somebody ignores it
     if catching:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # while importing, there is nothing to clean up
-    from localspec.commands.process import Process, exit_status, make_streams_safe
+    from localspec.commands.process import Process, exit_status, make_streams_safe, quiet_libraries
     from localspec.commands.root import cli
 
     process = Process(owned)
     if catching:
         process.catch_interrupts()
+    if owned:
+        quiet_libraries()
     make_streams_safe()
     sys.exit(exit_status(lambda: cli.main(arguments, prog_name="localspec", standalone_mode=False, obj=process)))

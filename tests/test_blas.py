@@ -145,6 +145,11 @@ def test_a_home_that_cannot_be_written_is_no_obstacle(home: Path) -> None:
     restart()
 
 
+def test_a_closed_stdout_is_no_obstacle(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    restart()
+
+
 def test_called_from_another_program_the_command_line_never_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
     from click.testing import CliRunner
 

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -59,6 +60,21 @@ def test_process_on_an_ascii_stdout(tiny: Path, environment: dict[str, str]) -> 
         assert (done.returncode, done.stderr) == (0, b"")
         assert "\\u" in done.stdout.decode("ascii") or "\\x" in done.stdout.decode("ascii")
     assert "\ufffd" in json.loads(done.stdout.splitlines()[-1])["text"]
+
+
+def test_process_with_closed_streams(tiny: Path, environment: dict[str, str]) -> None:
+    line = f"exec {shlex.join(command(tiny, '-p', 'Hi', '--max-tokens', '3'))} >&-"
+    done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, env=environment, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+def test_process_that_is_refused_says_one_line(tiny: Path, environment: dict[str, str]) -> None:
+    done = subprocess.run(
+        command(tiny, "-p", "word " * 9000), capture_output=True, env=environment, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert done.stderr.startswith(b"localspec: ")
+    assert done.stderr.count(b"\n") == 1
 
 
 def test_process_whose_reader_goes_away(tiny: Path, environment: dict[str, str]) -> None:

@@ -138,9 +138,16 @@ def make_streams_safe() -> None:
             reconfigure(errors="backslashreplace")
 
 
+def quiet_libraries() -> None:
+    """Keep the advice of libraries off stderr: what a person should know, localspec says itself."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+
 def discard_output() -> None:
     """Send the rest of the output nowhere: the interpreter flushes at exit and would report the broken pipe again."""
     for stream in (sys.stdout, sys.stderr):
+        if stream is None:
+            continue
         try:
             stream.flush()
         except (OSError, ValueError):
