@@ -22,9 +22,9 @@ _SAMPLES = 15
 """Recent passes of a width that its cost is the median of."""
 _FIRST_PROBE, _LAST_PROBE = 32, 512
 """Proposals declined in a row before one is tried all the same, at first and at most."""
-_MEMORY = 0.97
+_MEMORY = 0.93
 """Weight that old acceptance counts keep with each new one of their bucket."""
-_PRIOR_WEIGHT = 3.0
+_PRIOR_WEIGHT = 2.0
 _PRIORS = {"ngram": (0.30, 0.50, 0.60, 0.70, 0.80, 0.85), "draft": (0.6,), "mtp": (0.6,)}
 """First guesses of acceptance by bucket (match length 1, 2, 3, 4-5, 6-9, 10 and more)."""
 _EDGES = (2, 3, 4, 6, 10)

@@ -34,6 +34,7 @@ class Conversation:
         """
         if not text.strip():
             raise SettingsError("the message is empty")
+        self._session.release()  # an answer that was left unfinished enters the history now
         user = {"role": "user", "content": text}
         prompt = self._encode(self.engine.render([*self._opening(), *self.messages, user]))
 
@@ -51,6 +52,7 @@ class Conversation:
 
     def reset(self) -> None:
         """Forget all turns."""
+        self._session.release()
         self.messages = []
         self._session.clear()
 

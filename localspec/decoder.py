@@ -28,7 +28,7 @@ from localspec.tokens import Round, Source, Token
 
 FinishReason = Literal["stop", "length"]
 
-_QUIET = 4
+_QUIET = 2
 """Rounds without a proposal after which plain decoding runs ahead, as if nothing drafted."""
 
 

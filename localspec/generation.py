@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
+from weakref import proxy
 
 from localspec.controller import Controller
 from localspec.decoder import Decoder, FinishReason
@@ -56,7 +57,10 @@ class Generation(Iterator[Token]):
         self._controller = controller
         self._on_end = on_end
         self._on_prefill = on_prefill
-        self._steps = self._run()
+        # Weakly: with a reference to this object in its frame the generator would form a cycle with it, and an abandoned
+        # loop would be put right at some later garbage collection, in any thread, instead of at once.
+        self._steps = Generation._run(proxy(self))
+        session.occupy(self.close)
 
     @property
     def ids(self) -> list[int]:
@@ -77,6 +81,10 @@ class Generation(Iterator[Token]):
     def close(self) -> None:
         """Stop here and keep what was yielded. Call it from the thread that decodes."""
         self._steps.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_steps"):
+            self._steps.close()
 
     def run(self) -> Generation:
         """Decode to the end."""

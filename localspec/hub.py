@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import difflib
 import io
+import logging
 import os
 import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -174,9 +176,10 @@ def _from_hub(name: str, hub: str, progress: Progress | None) -> Path:
     # Its bases are the HTTP library's error, which is another library from one hub client to the next, and OSError.
     unreachable = cast("tuple[type[Exception], ...]", (*HfHubHTTPError.__bases__, OSError))
     try:
-        folder = snapshot_download(
-            hub, allow_patterns=_ALLOWED, ignore_patterns=_REFUSED, tqdm_class=_reporting_bar(progress)
-        )
+        with _quiet_client():
+            folder = snapshot_download(
+                hub, allow_patterns=_ALLOWED, ignore_patterns=_REFUSED, tqdm_class=_reporting_bar(progress)
+            )
     except HFValidationError as error:
         raise ModelNotFoundError(f"{hub!r} is not a hub id: {error}") from error
     except GatedRepoError as error:
@@ -195,6 +198,18 @@ def _from_hub(name: str, hub: str, progress: Progress | None) -> Path:
     path = Path(folder)
     check_complete(path, finish=pull)
     return path
+
+
+@contextlib.contextmanager
+def _quiet_client() -> Iterator[None]:
+    """The hub's client logs each retry on the terminal, across a progress bar; what comes of it is in our error."""
+    logger = logging.getLogger("huggingface_hub")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _cause(error: BaseException) -> str:

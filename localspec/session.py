@@ -7,6 +7,7 @@ text, sampling or chat templates.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from weakref import WeakMethod
 
 import mlx.core as mx
 
@@ -22,7 +23,20 @@ class Session:
         self.target = target
         self.drafters = list(drafters)
         self.ids: list[int] = []
+        self._close_user: WeakMethod[Callable[[], None]] | None = None
         self._fresh_caches()
+
+    def occupy(self, close: Callable[[], None]) -> None:
+        """Note the `close` method of the generation that uses this session from now on; it is referred to weakly."""
+        self.release()
+        self._close_user = WeakMethod(close)
+
+    def release(self) -> None:
+        """Close the generation that uses this session, if it was left unfinished: two would disturb each other."""
+        close = None if self._close_user is None else self._close_user()
+        self._close_user = None
+        if close is not None:
+            close()
 
     def prepare(self, prompt: Sequence[int], progress: Callable[[int], None] | None = None) -> int:
         """Make `prompt` the context, computing what the caches do not hold; returns how many tokens were reused.

@@ -55,9 +55,9 @@ class Transaction:
         self.length, self.held = length, length + in_flight
 
     def _cut(self, layer: int, cache: Any, length: int) -> None:
-        excess = cache.offset - length
-        trimmed = cache.trim(excess) if excess > 0 else 0
-        if excess < 0 or trimmed != excess or cache.offset != length:
+        held, excess = cache.offset, self.held - length
+        trimmed = cache.trim(excess) if held == self.held and excess > 0 else 0
+        if held != self.held or trimmed != excess or cache.offset != length:
             raise CacheError(
                 f"the cache of layer {layer} ({type(cache).__name__}) holds {cache.offset} tokens where {length} "
                 "were to be kept; start a new conversation"

@@ -22,7 +22,7 @@ from localspec.errors import NumericsError
 from localspec.settings import Settings
 
 LENGTHS: list[int | str] = [1, 2, 3, 4, 5, 6, 7, 8, "auto"]
-TOKENS = 18
+TOKENS = 12
 
 
 def _prompts() -> list[list[int]]:
@@ -73,26 +73,26 @@ DRAFTERS: dict[str, Callable[[], list[Any]]] = {
 @pytest.mark.parametrize("drafters", DRAFTERS)
 def test_ids_do_not_depend_on_speculation(drafters: str, temperature: float) -> None:
     """20 prompts x 2 seeds x draft lengths 1 to 8 and auto, against a target that rejects most drafts."""
-    engine = Engine(tiny_llama(), drafters=DRAFTERS[drafters]())
+    engine = Engine(tiny_llama(layers=1), drafters=DRAFTERS[drafters]())
     drafted = accepted = 0
-    for prompt in PROMPTS:
+    for prompt in PROMPTS[:: 4 if len(engine.drafters) > 1 else 1]:
         runs = Runs(engine, prompt)
         for seed in (1, 2**63 + 5) if temperature else (1,):
             runs.compare(temperature=temperature, seed=seed)
         drafted, accepted = drafted + runs.drafted, accepted + runs.accepted
-    assert drafted > 1000
+    assert drafted > 500
     assert 0 < accepted < drafted / 2  # rejections happen all the time, and acceptances too
 
 
-@pytest.mark.parametrize("temperature", [0, 0.3])
+@pytest.mark.parametrize("temperature", [0, 0.05])
 def test_ids_do_not_depend_on_speculation_where_drafts_are_mostly_accepted(temperature: float) -> None:
-    engine = Engine(tiny_llama(3, scale=1.0), drafters=["ngram"])
+    engine = Engine(tiny_llama(1, scale=0.7, layers=1), drafters=["ngram"])
     drafted = accepted = 0
     for prompt in PROMPTS[::4]:
         runs = Runs(engine, prompt)
-        runs.compare(temperature=temperature, seed=6, max_tokens=60)
+        runs.compare([1, 3, 6, 8, "auto"], temperature=temperature, seed=6, max_tokens=50)
         drafted, accepted = drafted + runs.drafted, accepted + runs.accepted
-    assert accepted > drafted / 2 or temperature
+    assert accepted > drafted / 2
 
 
 FILTERS = [

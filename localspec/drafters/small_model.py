@@ -113,7 +113,9 @@ class ModelDrafter(Drafter):
         # A proposal that was never committed (the round failed) leaves its rows behind: taken back here.
         if self._transaction.held > len(self.context) - 1:
             self._transaction.commit(len(self.context) - 1)
-        missing = self.context[self._transaction.held :]
+        # The target may have more rows: an id that this model lacks is read as its id 0, MLX would read out of bounds.
+        rows = self._target.vocabulary_size
+        missing = [token if token < rows else 0 for token in self.context[self._transaction.held :]]
         if len(missing) > PREFILL_STEP:
             self._transaction.begin(len(missing) - 1)
             self._target.prefill(missing[:-1], self._transaction.caches)

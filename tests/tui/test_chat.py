@@ -423,9 +423,7 @@ def test_a_fault_of_the_program_ends_the_app_and_is_not_swallowed() -> None:
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("a fault"), ModelNotFoundError("no such model")])
-def test_run_chat_raises_what_kept_the_chat_from_beginning(
-    error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_chat_raises_what_kept_the_chat_from_beginning(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def load() -> ScriptedConversation:
         raise error
 

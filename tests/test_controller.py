@@ -1,0 +1,211 @@
+"""The controller chooses lengths from costs and acceptance; it never changes a token."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny import ScriptDrafter, ScriptModel, tiny_llama
+
+from localspec.controller import MOST, REPRODUCIBLE, Acceptance, Controller, Costs, bucket_of
+from localspec.drafters import ModelDrafter, NgramDrafter, Proposal
+from localspec.engine import Engine
+
+
+def _taught(rate: float, *, row: float = 0.1, match: int | None = None, rounds: int = 400) -> Controller:
+    """A controller that has seen passes of 1 to 13 rows cost 1 + row per further row, and drafts pass at `rate`."""
+    controller = Controller()
+    for rows in range(1, MOST + 2):
+        for _ in range(4):
+            controller.costs.observe(rows, 1 + row * (rows - 1))
+    proposal = Proposal([1] * 8, "ngram", match_length=match)
+    credit = 0.0
+    for _ in range(rounds):
+        accepted = 0
+        for _ in range(8):
+            credit += rate
+            if credit < 1:
+                break
+            credit -= 1
+            accepted += 1
+        controller.acceptance.observe("ngram", bucket_of(proposal), 8, accepted)
+    return controller
+
+
+def test_no_acceptance_means_no_drafts() -> None:
+    controller = _taught(0.0, match=3)
+    assert controller.after(Proposal([1] * 8, "ngram", match_length=3), "auto") is None
+
+
+def test_full_acceptance_means_long_drafts() -> None:
+    controller = _taught(1.0, match=3)
+    kept = controller.after(Proposal([1] * 12, "ngram", match_length=3), "auto")
+    assert kept is not None
+    assert len(kept.tokens) == 12
+
+
+@pytest.mark.parametrize(
+    ("rate", "row", "best"),
+    [
+        (0.5, 0.05, 3),
+        (0.7, 0.05, 6),
+        (0.5, 0.1, 2),
+        (0.7, 0.1, 4),
+        (0.9, 0.1, 10),
+        (0.5, 0.2, 1),
+        (0.7, 0.5, 1),
+        (0.5, 0.5, 0),
+    ],
+)
+def test_best_lengths_are_the_known_ones(rate: float, row: float, best: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Free drafts, each further row costing `row` of a step: the table in the literature, to one token."""
+    controller = _taught(0.5, row=row, rounds=0)
+    monkeypatch.setattr(controller.acceptance, "estimate", lambda *_: rate)
+    assert abs(controller._best("ngram", 0, 12) - best) <= (best > 0)
+
+
+def test_costly_passes_mean_no_drafts() -> None:
+    """Where each row costs as much as a pass (a reference BLAS), even certain drafts gain nothing."""
+    assert _taught(0.9, row=1.0)._best("ngram", 0, 12) == 0
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 5, 40])
+def test_no_length_beyond_the_limit(limit: int) -> None:
+    controller = _taught(1.0)
+    drafter = NgramDrafter()
+    for fixed in (1, 2, 8, 32, "auto"):
+        length = controller.before(drafter, limit, fixed)  # type: ignore[arg-type]
+        assert 0 < length <= limit
+        assert fixed == "auto" or length == min(limit, fixed)
+    assert controller.before(drafter, 40, "auto") <= MOST
+
+
+def test_wide_passes_are_tried_step_by_step() -> None:
+    controller = Controller()
+    drafter = NgramDrafter()
+    seen = []
+    for _ in range(6):
+        length = controller.before(drafter, 100, "auto")
+        seen.append(length)
+        controller.costs.observe(length + 1, 1.0)
+    assert seen[0] == 1
+    assert seen == sorted(seen)
+    assert seen[-1] == MOST
+    for earlier, later in itertools.pairwise(seen):
+        assert later <= 2 * (earlier + 1)
+
+
+def test_fixed_lengths_are_not_cut() -> None:
+    controller = _taught(0.0, match=3)
+    proposal = Proposal([1] * 8, "ngram", match_length=3)
+    assert controller.after(proposal, 8) is proposal
+
+
+@given(st.dictionaries(st.integers(1, 16), st.floats(1e-4, 10), min_size=1), st.integers(1, 20))
+def test_costs_interpolate_between_measured_points(points: dict[int, float], rows: int) -> None:
+    costs = Costs()
+    for width, seconds in points.items():
+        costs.observe(width, seconds)
+    value = costs.relative(rows)
+    if 1 not in points:
+        assert value == pytest.approx(1 + 0.1 * (rows - 1))
+        return
+    relative = {width: seconds / points[1] for width, seconds in points.items()}
+    if rows in relative:
+        assert value == pytest.approx(relative[rows])
+    below = [width for width in relative if width < rows]
+    above = [width for width in relative if width > rows]
+    if below and above:
+        low, high = relative[max(below)], relative[min(above)]
+        if rows not in relative:
+            share = (rows - max(below)) / (min(above) - max(below))
+            assert value == pytest.approx(low + (high - low) * share)
+
+
+def test_costs_follow_slowly_and_shrug_off_a_pause() -> None:
+    costs = Costs()
+    for _ in range(20):
+        costs.observe(1, 1.0)
+        costs.observe(4, 2.0)
+    costs.observe(4, 500.0)
+    assert costs.relative(4) < 2.5
+    for _ in range(60):
+        costs.observe(4, 3.0)
+    assert costs.relative(4) == pytest.approx(3.0, rel=0.02)
+    assert costs.known() == 4
+    assert Costs().known() == 0
+    assert Costs().one_row() is None
+
+
+def test_acceptance_starts_at_its_prior_and_moves_to_what_is_seen() -> None:
+    acceptance = Acceptance()
+    assert acceptance.estimate("ngram", 0, 0) == pytest.approx(0.30)
+    for rate in (0, 1):
+        acceptance = Acceptance()
+        for _ in range(200):
+            acceptance.observe("ngram", 2, 4, 4 * rate)
+        assert abs(acceptance.estimate("ngram", 2, 0) - rate) < 0.1
+    # A draft behind a rejected one was not tested: it says nothing about its position.
+    acceptance = Acceptance()
+    before = acceptance.estimate("ngram", 2, 1)
+    for _ in range(50):
+        acceptance.observe("ngram", 2, 4, 0)
+    assert acceptance.estimate("ngram", 2, 1) == before
+
+
+def test_an_untried_bucket_is_tried_again() -> None:
+    controller = _taught(0.0, match=3)
+    proposal = Proposal([1] * 8, "ngram", match_length=3)
+    assert any(controller.after(proposal, "auto") is not None for _ in range(2000))
+
+
+def test_buckets_are_by_match_length() -> None:
+    buckets = [bucket_of(Proposal([1], "ngram", match_length=n)) for n in range(1, 40)]
+    assert buckets == sorted(buckets)
+    assert buckets[0] == 0
+    assert buckets[-1] == 5
+    assert bucket_of(Proposal([1], "draft")) == 0
+
+
+class Capricious(Controller):
+    """Lengths from 0 to 12 in an order that has nothing to do with anything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def before(self, drafter: object, limit: int, fixed: object) -> int:
+        self.calls += 1
+        return min(limit, self.calls * 7 % 13)
+
+    def after(self, proposal: Proposal, fixed: object) -> Proposal | None:
+        length = self.calls * 5 % 11
+        return proposal.cut(length) if length else None
+
+
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_the_controller_never_changes_ids(temperature: float) -> None:
+    engine = Engine(tiny_llama(), drafters=["ngram", ModelDrafter(tiny_llama(1, layers=1)), ModelDrafter(tiny_llama())])
+    plain = engine.generate([1, 2, 3, 1, 2], max_tokens=120, temperature=temperature, seed=5, speculate=False).ids
+    engine.controller = Capricious()
+    generation = engine.generate([1, 2, 3, 1, 2], max_tokens=120, temperature=temperature, seed=5)
+    assert generation.ids == plain
+    assert len({len(record.drafted) for record in generation.rounds}) > 5
+
+
+def test_rejection_uses_a_fixed_length_that_no_clock_decides() -> None:
+    script = [(i * i) % 64 for i in range(60)]
+    engine = Engine(ScriptModel(script), drafters=[ScriptDrafter(script)])
+    generation = engine.generate(script[:3], max_tokens=30, accept="rejection")
+    assert {len(record.drafted) for record in generation.rounds[:-1]} == {REPRODUCIBLE}
+
+
+def test_speculation_off_and_length_0_draft_nothing() -> None:
+    engine = Engine(tiny_llama(), drafters=["ngram"])
+    for settings in ({"speculate": False}, {"draft_length": 0}):
+        generation = engine.generate([1, 2, 1, 2], max_tokens=20, **settings)
+        assert generation.stats.drafted == 0
+        assert set(generation.stats.by_source) == {"plain"}
+        assert generation.stats.target_passes == 20
