@@ -254,7 +254,7 @@ def test_coupled_draws_follow_the_target_whatever_the_draft_and_agree_often() ->
 
 VOCABULARY = 5
 SETTINGS: dict[str, Any] = {"temperature": 0.9, "top_p": 0.97}
-RUNS, MUTANT_RUNS = 3000, 1200
+RUNS, MUTANT_RUNS = 2000, 800
 
 
 TARGET, DRAFT = random_table(1, VOCABULARY, 1.2), random_table(2, VOCABULARY, 1.2)
@@ -283,7 +283,7 @@ def _strings(model: TableModel) -> np.ndarray:
 
 
 class Misreporting(ModelDrafter):
-    """A planted bug: the draft is drawn from its filtered, heated distribution, and the raw q is handed over."""
+    """A planted bug: the draft is drawn from its distribution, and a uniform q is handed over."""
 
     def fresh(self) -> Misreporting:
         return Misreporting(self.model)
@@ -292,7 +292,7 @@ class Misreporting(ModelDrafter):
         proposal = super().propose(length, draw)
         if proposal is None or proposal.q is None:
             return proposal
-        q = proposal.q**0.3
+        q = mx.ones(proposal.q.shape)
         return Proposal(proposal.tokens, proposal.source, q / q.sum(axis=-1, keepdims=True), proposal.probabilities)
 
 
@@ -321,7 +321,7 @@ def _model() -> list[Drafter | str]:
 @pytest.mark.parametrize("accept", ["coupled", "rejection"])
 @pytest.mark.parametrize("drafters", [_ngram, _model])
 def test_joint_distribution_of_three_tokens(drafters: Callable[[], list[Drafter | str]], accept: str) -> None:
-    """3,000 runs over 125 strings. Odds of a false alarm: 1e-6 each."""
+    """2,000 runs over 125 strings. Odds of a false alarm: 1e-6 each."""
     p_value, rate = _joint_p_value(drafters(), accept)
     assert p_value > FALSE_ALARM
     assert 0.05 < rate < 0.95  # both branches were taken, often
@@ -343,7 +343,10 @@ def test_joint_distribution_finds_planted_bugs(mutant: str, monkeypatch: pytest.
 
 
 def test_joint_distribution_finds_a_misreported_q() -> None:
-    assert _joint_p_value([Misreporting(TableModel(DRAFT))], "rejection", MUTANT_RUNS)[0] < FALSE_ALARM
+    """A draft surer of itself than it says. The same draft with its own q passes: only the report is wrong."""
+    sure = TableModel(DRAFT * 2.5)
+    assert _joint_p_value([Misreporting(sure)], "rejection", MUTANT_RUNS)[0] < FALSE_ALARM
+    assert _joint_p_value([ModelDrafter(sure)], "rejection", MUTANT_RUNS)[0] > FALSE_ALARM
 
 
 def test_joint_distribution_finds_drafts_emitted_under_coupling(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,12 +84,13 @@ def test_ids_do_not_depend_on_speculation(drafters: str, temperature: float) -> 
     assert 0 < accepted < drafted / 2  # rejections happen all the time, and acceptances too
 
 
-@pytest.mark.parametrize("temperature", [0, 0.05])
+@pytest.mark.parametrize("temperature", [0, 0.5])
 def test_ids_do_not_depend_on_speculation_where_drafts_are_mostly_accepted(temperature: float) -> None:
-    engine = Engine(tiny_llama(1, scale=0.7, layers=1), drafters=["ngram"])
+    """A target sure of itself falls into loops, which n-gram drafts copy, and now and then out of them."""
+    engine = Engine(TableModel(random_table(1, 6, 6.0)), drafters=["ngram"])
     drafted = accepted = 0
     for prompt in PROMPTS[::4]:
-        runs = Runs(engine, prompt)
+        runs = Runs(engine, [token % 6 for token in prompt])
         runs.compare([1, 3, 6, 8, "auto"], temperature=temperature, seed=6, max_tokens=50)
         drafted, accepted = drafted + runs.drafted, accepted + runs.accepted
     assert accepted > drafted / 2
