@@ -86,7 +86,7 @@ class Decoder:
         if fixed == "auto" and settings.accept == "rejection":
             fixed = REPRODUCIBLE
         self._fixed = fixed
-        speculating = settings.speculate and fixed != 0 and session.transaction.blocked_by is None
+        speculating = settings.speculate and fixed != 0
         self._drafters = session.drafters if speculating else []
         self.emitted = 0
         """Tokens kept so far; those whose text is still held back are not yielded yet."""
@@ -122,10 +122,14 @@ class Decoder:
     def _room(self) -> int:
         return self._limit - self.emitted
 
+    def _drafts_allowed(self) -> int:
+        # The pass itself adds a token, and has a row for it.
+        return min(self._room(), self._session.transaction.rows_allowed()) - 1
+
     def _propose(self) -> tuple[Proposal | None, float]:
         """The first drafter's proposal that is worth a wider pass, and the seconds it took."""
         started = time.perf_counter()
-        limit = self._room() - 1  # the pass itself adds a token
+        limit = self._drafts_allowed()
         proposal = None
         for drafter in self._drafters if limit > 0 else ():
             length = self._controller.before(drafter, limit, self._fixed)
@@ -142,7 +146,7 @@ class Decoder:
     def _would_propose(self) -> bool:
         """Whether there would be a proposal at the tokens known so far; only free drafters are really asked."""
         started = time.perf_counter()
-        limit, found = self._room() - 1, False
+        limit, found = self._drafts_allowed(), False
         for drafter in self._drafters if limit > 0 else ():
             length = self._controller.before(drafter, limit, self._fixed, peek=True)
             offered = drafter.propose(length, self._draw) if length and drafter.free else None
@@ -159,8 +163,7 @@ class Decoder:
 
     def _launch(self, token: mx.array, history: Sequence[int]) -> _Step:
         """Start a one-row pass on `token` [1], which may not have been computed yet; `history`: the ids before it."""
-        self._session.transaction.begin(1)
-        logits = self._session.target.forward(token, self._session.transaction.caches)
+        logits = self._session.transaction.forward(token)
         row = self._distribution(logits, token, history)
         noise = self._gumbel(row, [len(history) + 1])
         chosen = row.choose(noise)
@@ -178,8 +181,7 @@ class Decoder:
         session, drafts = self._session, proposal.tokens
         started = time.perf_counter()
         fed = mx.array([session.ids[-1], *drafts], mx.uint32)
-        session.transaction.begin(len(drafts) + 1)
-        logits = session.target.forward(fed, session.transaction.caches)
+        logits = session.transaction.forward(fed)
         rows = self._distribution(logits, fed, session.ids[:-1])
         if self._settings.accept == "coupled":
             accepted, tokens, log_ps, logprobs = self._accept_coupled(rows, drafts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from localspec.caches.quantization import KVQuantization
 from localspec.controller import Controller
 from localspec.drafters.ngram import NgramDrafter
 from localspec.drafters.protocol import Drafter
@@ -14,7 +15,6 @@ from localspec.session import Session
 from localspec.settings import Settings
 from localspec.target import Target
 from localspec.text import DetokenizerFactory
-from localspec.transaction import blocking_cache
 
 if TYPE_CHECKING:
     from localspec.conversation import Conversation
@@ -37,11 +37,16 @@ class Engine:
         drafters: Sequence[Drafter | str] = ("ngram",),
         name: str = "model",
         context_length: int | None = None,
+        kv_bits: int | None = None,
+        kv_group_size: int = 64,
+        quantized_kv_start: int = 5000,
     ) -> None:
         """`model`, `tokenizer`: what mlx_lm.load returned; without a tokenizer prompts must be ids.
 
         drafters: asked in this order; names ("ngram") or Drafter objects, of which each session takes a fresh copy.
         context_length: the most tokens, prompt included, that the model can attend to; None means unknown.
+        kv_bits: quantize plain key/value caches to so many bits (2, 3, 4, 6, 8) in groups of kv_group_size once they
+        hold quantized_kv_start tokens; None leaves them as they are.
 
         Raises IncompatibleDrafterError when a drafter does not fit the target.
         """
@@ -49,13 +54,12 @@ class Engine:
         self.tokenizer = tokenizer
         self.name = name
         self.context_length = context_length
-        self.target = Target(model)
+        quantization = None if kv_bits is None else KVQuantization(kv_bits, kv_group_size, quantized_kv_start)
+        self.target = Target(model, quantization)
         self.controller = Controller()
         self.drafters = [_drafter(d) for d in drafters]
         for drafter in self.drafters:
             drafter.check(model, tokenizer)
-        self.speculation_blocked = self._blocked()
-        """Why this model decodes plainly; None when speculation can run."""
         self._texts = DetokenizerFactory(tokenizer)
 
     @property
@@ -157,12 +161,6 @@ class Engine:
         if self.tokenizer is None:
             raise SettingsError(f"{purpose} needs a tokenizer, and this engine has none: give a list of ids")
         return self.tokenizer
-
-    def _blocked(self) -> str | None:
-        cache = blocking_cache(self.target.new_caches())
-        if cache is None:
-            return None
-        return f"{self.name} uses {cache}, which cannot be rolled back yet: decoding plainly"
 
 
 def _drafter(drafter: Drafter | str) -> Drafter:

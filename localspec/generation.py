@@ -21,7 +21,7 @@ class Generation(Iterator[Token]):
     """Iterate to decode. The attributes are live while it runs and stay valid afterwards.
 
     However it ends (a stop, the limit, `close`, an exception, an abandoned loop), the session holds exactly the prompt
-    and the tokens that were yielded; after an exception its caches are empty instead, and are computed again.
+    and the tokens that were yielded, or nothing where an exception left caches that cannot be computed.
     """
 
     def __init__(
@@ -131,9 +131,8 @@ class Generation(Iterator[Token]):
             self._keep()
             raise
         except BaseException:
-            # The pass may have failed inside arrays that the caches still refer to: they are not worth trusting.
             self.failed = True
-            self._session.clear()
+            self._session.recover(len(self.prompt_ids) + len(self.tokens))
             raise
         else:
             self._keep()

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from weakref import WeakMethod
 
-import mlx.core as mx
-
 from localspec.drafters.protocol import Drafter, common_prefix
+from localspec.errors import CacheError
 from localspec.target import Target
 from localspec.transaction import Transaction
 
@@ -44,17 +43,12 @@ class Session:
         An exception leaves an empty session, never a wrong one.
         """
         last = len(prompt) - 1
-        reused = min(common_prefix(self.ids[: self.transaction.length], prompt), last)
+        reused = min(common_prefix(self.ids[: self.transaction.held], prompt), last)
         try:
-            if reused < self.transaction.length:
-                if self.transaction.blocked_by is None:
-                    self.transaction.commit(reused)
-                else:
-                    self._fresh_caches()
-                    reused = 0
-            self.transaction.begin(last - reused)
-            self.target.prefill(prompt[reused:last], self.transaction.caches, progress)
-            self.transaction.commit(last)
+            if not self.transaction.rewind(reused):
+                self._fresh_caches()
+                reused = 0
+            self.transaction.prefill(prompt[reused:last], progress)
             self.ids = list(prompt)
             for drafter in self.drafters:
                 drafter.follow(self.ids)
@@ -72,19 +66,28 @@ class Session:
     def truncate(self, length: int) -> None:
         """Forget everything after the first `length` tokens, in the caches too.
 
-        Where the caches cannot be cut, the session goes on holding the tokens that they hold.
+        Recurrent state can go back no further than into the last pass. Where that is not enough, the session goes on
+        holding the tokens that its caches hold.
         """
-        if self.transaction.blocked_by is None:
-            self.transaction.commit(min(self.transaction.held, max(length - 1, 0)))
-        else:
+        if not self.transaction.rewind(min(self.transaction.held, max(length - 1, 0))):
             length = max(length, self.transaction.held)
-            self.transaction.commit(self.transaction.held)
         if length < len(self.ids):
             del self.ids[length:]
             for drafter in self.drafters:
                 drafter.rewind(length)
         # Evaluated here, in the thread that built them: the next turn may come from another one.
-        mx.eval([cache.state for cache in self.transaction.caches if not cache.empty()])
+        self.transaction.evaluate()
+
+    def recover(self, length: int) -> None:
+        """After an exception anywhere in a round: truncate to `length` tokens, or start over where that fails too.
+
+        It fails when arrays in the caches belong to the pass that failed: only computing them can tell.
+        """
+        try:
+            self.transaction.abort()
+            self.truncate(min(length, self.transaction.length + 1))
+        except (RuntimeError, ValueError, CacheError):
+            self.clear()
 
     def clear(self) -> None:
         """Start over with empty caches."""
@@ -94,4 +97,4 @@ class Session:
             drafter.reset()
 
     def _fresh_caches(self) -> None:
-        self.transaction = Transaction(self.target.new_caches())
+        self.transaction = Transaction(self.target)

@@ -5,30 +5,29 @@ Knows nothing of drafts or sampling.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 
+from localspec.caches.leaves import with_windows
+from localspec.caches.quantization import KVQuantization
 from localspec.errors import SettingsError
-
-PREFILL_STEP = 512
-"""Prompt tokens per pass. The same for every run: chunking must not differ between runs that are to be identical."""
 
 
 class Target:
     """A model that mlx-lm built, ready to be passed rows."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, kv_quantization: KVQuantization | None = None) -> None:
         self.model = model
+        self.kv_quantization = kv_quantization
         self.vocabulary_size = _vocabulary_size(model)
 
     def new_caches(self) -> list[Any]:
-        """One empty cache per layer, of the types the model asks for."""
+        """The model's empty caches, of the types it asks for but for sliding windows, which are ours."""
         from mlx_lm.models.cache import make_prompt_cache
 
-        caches: list[Any] = make_prompt_cache(self.model)
-        return caches
+        return [with_windows(cache) for cache in make_prompt_cache(self.model)]
 
     def check_ids(self, ids: Sequence[int]) -> None:
         """Raise SettingsError unless every id is a row of the embedding: MLX itself reads out of bounds in silence."""
@@ -43,16 +42,6 @@ class Target:
         """
         logits: mx.array = self.model(ids[None], cache=caches)[0]
         return logits
-
-    def prefill(self, ids: Sequence[int], caches: list[Any], progress: Callable[[int], None] | None = None) -> None:
-        """Run `ids` into the caches, computing no logits. `progress` is called with the tokens done so far."""
-        for start in range(0, len(ids), PREFILL_STEP):
-            chunk = ids[start : start + PREFILL_STEP]
-            self.model(mx.array(list(chunk), mx.uint32)[None], cache=caches)
-            mx.eval([cache.state for cache in caches])
-            mx.clear_cache()
-            if progress is not None:
-                progress(start + len(chunk))
 
 
 def _vocabulary_size(model: Any) -> int:

@@ -1,64 +1,187 @@
-"""Cache transactions: what one target pass appended is kept in part, or taken back, and the result is checked.
+"""Target passes over caches, kept in part or taken back exactly, whatever kinds of cache the model mixes.
 
-Between rounds every cache holds the same number of tokens, and the session knows that number. Works on caches that can
-be cut at the end; others are named by `blocking_cache`, and the engine then decodes plainly.
+Between rounds every cache holds the same tokens, and the transaction knows how many. Three ways back, the cheapest
+that does: cut the cache's end (key/value caches); restore the state from before the pass and replay the recurrent
+layers' own record of it (recurrent state); restore everything and run the kept rows through the target again (anything
+else).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from localspec.errors import CacheError
+import mlx.core as mx
 
-_TRIMMABLE = ("KVCache", "QuantizedKVCache")
+from localspec.caches.leaves import CutLeaf, SnapshotLeaf, is_recurrent, leaves_of
+from localspec.caches.recorder import Recorder, Recording
+from localspec.target import Target
+
+PREFILL_STEP = 512
+"""Prompt tokens per pass. The same for every run: chunking must not differ between runs that are to be identical."""
+
+Rollback = Literal["cut", "record", "replay"]
+"""How rejected rows leave the caches: `cut` from their end; `record`: recurrent layers replay what they recorded;
+`replay`: the target runs the kept rows again."""
 
 
-def blocking_cache(caches: list[Any]) -> str | None:
-    """The type name of the first cache that cannot be rolled back exactly; None when all can."""
-    for cache in caches:
-        name = type(cache).__name__
-        if name not in _TRIMMABLE:
-            return name
-    return None
+@dataclass(slots=True)
+class _Pass:
+    """One pass that can still be taken back, in whole or in part."""
+
+    start: int
+    """Tokens in the caches before it."""
+    rows: int
+    ids: mx.array
+    marks: list[Any]
+    """One per leaf, from before the pass."""
+    recording: Recording | None
 
 
 class Transaction:
-    """Passes over a list of caches: `begin(rows)`, run the pass, then `commit(length)`.
+    """`forward` runs a pass, `commit(length)` keeps the first tokens of what the caches hold then.
 
-    Invariant outside of begin..commit: every cache holds exactly `length` tokens.
+    Invariant after a commit without rows in flight: every cache holds exactly `length` tokens.
     """
 
-    def __init__(self, caches: list[Any]) -> None:
-        self.caches = caches
-        self.blocked_by = blocking_cache(caches)
-        """The cache type that rules out taking anything back; None when all can."""
+    def __init__(self, target: Target, *, record: bool = True) -> None:
+        """`record=False` has recurrent state replayed through the target instead of recorded; same result, slower."""
+        self._quantization = target.kv_quantization
+        """How key/value caches are still to be converted; None when they are not, or were."""
+        self._target = target
+        self.caches = target.new_caches()
+        self._leaves = leaves_of(self.caches)
+        self._snapshots = [leaf for leaf in self._leaves if isinstance(leaf, SnapshotLeaf)]
+        recurrent = [leaf.cache for leaf in self._snapshots if is_recurrent(leaf)]
+        self.rollback: Rollback = "cut" if not self._snapshots else "replay"
+        self._recorder: Recorder | None = None
+        if record and self._snapshots and len(recurrent) == len(self._snapshots):
+            self._recorder = Recorder(target.model, recurrent)
+            self.rollback = "record"
+        self._passes: list[_Pass] = []
+        self._quantized_from = 0
+        """Tokens at which the caches were converted."""
         self.length = 0
         """Tokens committed to every cache."""
         self.held = 0
-        """Tokens in the caches, those of passes begun and not yet committed included."""
+        """Tokens in the caches, those of passes not committed yet included."""
 
-    def begin(self, rows: int) -> None:
-        """Announce a pass of `rows` rows, which the caller runs next."""
+    def forward(self, ids: mx.array) -> mx.array:
+        """One target pass over `ids`, integer [rows]; logits [rows, vocabulary], lazy. Held until a commit decides."""
+        rows = ids.shape[0]
+        self._quantize_if_due()
+        # A pass of which something was kept cannot be wanted back once the next one runs.
+        self._passes = [p for p in self._passes if p.start >= self.length]
+        this = _Pass(self.held, rows, ids, [leaf.mark() for leaf in self._leaves], None)
+        self._passes.append(this)
+        if self._recorder is None or rows == 1:
+            logits = self._target.forward(ids, self.caches)
+        else:
+            with self._recorder.recording(rows) as this.recording:
+                logits = self._target.forward(ids, self.caches)
         self.held += rows
+        return logits
+
+    def prefill(self, ids: Sequence[int], progress: Callable[[int], None] | None = None) -> None:
+        """Run `ids` into the caches and commit them; no logits. `progress` is called with the tokens done so far."""
+        self._passes = []
+        done = 0
+        while done < len(ids):
+            self._quantize_if_due()
+            rows = min(PREFILL_STEP, len(ids) - done, self.rows_allowed())
+            self._target.forward(mx.array(list(ids[done : done + rows]), mx.uint32), self.caches)
+            self.evaluate()
+            mx.clear_cache()
+            done += rows
+            self.held += rows
+            self.length = self.held
+            if progress is not None:
+                progress(done)
+
+    def rows_allowed(self) -> int:
+        """Most rows that the next pass may have: passes end where the caches are to be converted."""
+        due = self._quantization
+        return 2**31 if due is None or self.held >= due.start else due.start - self.held
 
     def commit(self, length: int, in_flight: int = 0) -> None:
         """Keep the first `length` tokens of what the caches hold, and take the rest back.
 
         `in_flight`: rows behind those which belong to a pass that is still under way; they stay, uncommitted. Raises
-        CacheError, naming the layer, when a cache does not follow or cannot be cut.
+        CacheError, naming the layer, when a cache does not follow.
         """
-        if self.blocked_by is None:
-            for layer, cache in enumerate(self.caches):
-                self._cut(layer, cache, length + in_flight)
-        elif length + in_flight != self.held:
-            raise CacheError(f"a {self.blocked_by} cannot be cut from {self.held} to {length + in_flight} tokens")
-        self.length, self.held = length, length + in_flight
+        if not self.rewind(length + in_flight):
+            raise ValueError(f"no pass to go back to: {self.held} tokens held, {length + in_flight} to be kept")
+        self.length = length
 
-    def _cut(self, layer: int, cache: Any, length: int) -> None:
-        held, excess = cache.offset, self.held - length
-        trimmed = cache.trim(excess) if held == self.held and excess > 0 else 0
-        if held != self.held or trimmed != excess or cache.offset != length:
-            raise CacheError(
-                f"the cache of layer {layer} ({type(cache).__name__}) holds {cache.offset} tokens where {length} "
-                "were to be kept; start a new conversation"
-            )
+    def rewind(self, length: int) -> bool:
+        """Go back to the first `length` tokens, at most those held; False, having done nothing, when there is no way.
+
+        There always is one to any row of the passes since the last commit, the last committed pass included.
+        """
+        if length < self._quantized_from:
+            return False  # the tokens before the conversion are not there any more as they were
+        if length < self.held:
+            found = next((p for p in self._passes if p.start <= length < p.start + p.rows), None)
+            if found is not None:
+                self._back_into(found, length - found.start)
+                self._passes = [p for p in self._passes if p.start < length]
+            elif not self._cut_all(length):
+                return False
+            self.held = length
+        self.length = min(self.length, length)
+        return length == self.held
+
+    def abort(self) -> None:
+        """After a pass that raised: back to what was committed, layers that the pass did not reach included."""
+        first = next((p for p in self._passes if p.start >= self.length), None)
+        if first is not None:
+            self._restore(first, 0)
+            self._passes = [p for p in self._passes if p.start < self.length]
+        self.held = self.length
+
+    def evaluate(self) -> None:
+        """Compute all that is in the caches, in the thread that built it."""
+        mx.eval([leaf.arrays() for leaf in self._leaves])
+
+    def _quantize_if_due(self) -> None:
+        due = self._quantization
+        if due is None or self.held < due.start:
+            return
+        self._quantization = None
+        self._quantized_from = self.held
+        self.caches[:] = [due.convert(cache) for cache in self.caches]
+        # Passes that can still be taken back keep their marks: a quantized cache counts tokens as the old one did.
+        self._leaves = leaves_of(self.caches)
+        self._snapshots = [leaf for leaf in self._leaves if isinstance(leaf, SnapshotLeaf)]
+
+    def _back_into(self, last: _Pass, kept: int) -> None:
+        if self._snapshots and kept and last.recording is None:
+            self._restore(last, 0)
+            self._target.forward(last.ids[:kept], self.caches)
+            return
+        self._restore(last, kept)
+        if self._recorder is not None and last.recording is not None and kept:
+            self._recorder.replay(last.recording, kept)
+
+    def _restore(self, last: _Pass, kept: int) -> None:
+        """Snapshots to before the pass, key/value caches to behind its first `kept` rows."""
+        for leaf, mark in zip(self._leaves, last.marks, strict=True):
+            if isinstance(leaf, CutLeaf):
+                # A leaf that the pass did not move has no rows of it: layers may share another's cache, or use none.
+                leaf.cut(max(leaf.cache.offset - mark.offset - kept, 0))
+            else:
+                leaf.restore(mark)
+
+    def _cut_all(self, length: int) -> bool:
+        """Cut every cache to `length` tokens where all can be; False, and nothing done, where not."""
+        if self._snapshots or length > self.held:
+            return False
+        excess = self.held - length
+        used = [leaf for leaf in self._leaves if isinstance(leaf, CutLeaf) and leaf.cache.offset]
+        if any(leaf.cache.offset != self.held or not leaf.can_cut(excess) for leaf in used):
+            return False
+        for leaf in used:
+            leaf.cut(excess)
+        self._passes = []
+        return True

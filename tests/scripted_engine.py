@@ -62,7 +62,6 @@ class Scripted:
         self.sent: list[str] = []
         self.system: str | None = None
         self.settings: dict[str, Any] = {}
-        self.blocked: str | None = None
         self.generation: ScriptedGeneration | None = None
 
     def load(self, name: str, **keywords: Any) -> Any:
@@ -71,7 +70,7 @@ class Scripted:
 
     def conversation(self, system: str | None) -> Any:
         self.system = system
-        return SimpleNamespace(send=self.send, engine=SimpleNamespace(speculation_blocked=self.blocked))
+        return SimpleNamespace(send=self.send, engine=SimpleNamespace())
 
     def send(self, text: str, **settings: Any) -> ScriptedGeneration:
         self.sent.append(text)

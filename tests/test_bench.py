@@ -10,7 +10,6 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx_lm.models import llama
-from mlx_lm.models.cache import RotatingKVCache
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
@@ -394,18 +393,7 @@ def test_a_model_without_a_chat_template_gets_the_prompts_raw(engine: Engine) ->
     assert with_template.endswith("<|im_start|>assistant\n")
 
 
-class _WindowedModel(llama.Model):
-    def make_cache(self) -> list[Any]:
-        return [RotatingKVCache(16) for _ in self.layers]
-
-
 def test_nothing_to_compare_is_one_clear_line() -> None:
-    windowed = _WindowedModel(tiny_model().args)
-    blocked = Engine(windowed, tiny_tokenizer(), name="windowed")
-    assert blocked.speculation_blocked is not None
-    with pytest.raises(LocalspecError, match=r"nothing to compare.*RotatingKVCache") as failure:
-        run_bench(blocked, workloads=["quick"])
-    assert "\n" not in str(failure.value)
     with pytest.raises(LocalspecError, match="no drafters"):
         run_bench(Engine(tiny_model(), tiny_tokenizer(), drafters=()))
     with pytest.raises(SettingsError, match="needs a tokenizer"):

@@ -154,11 +154,7 @@ class ChatApp(App[None]):
                 self.exit()
 
     def _welcome(self, conversation: ConversationLike) -> None:
-        blocked = conversation.engine.speculation_blocked
-        words = "The look of each token shows where it came from; /help explains."
-        if blocked is not None:
-            words = f"Speculation is off for this model, it decodes plainly: {blocked}"
-        self.transcript.add("note", words)
+        self.transcript.add("note", "The look of each token shows where it came from; /help explains.")
 
     def _answer_ended(self) -> None:
         self.transcript.end_answer()
@@ -289,11 +285,9 @@ class ChatApp(App[None]):
     def _show_numbers(self) -> None:
         if self.generation is None or self.conversation is None:
             return
-        blocked = self.conversation.engine.speculation_blocked
         self.status.parts = status.measured(
             self.generation.stats,
             self.generation.seed,
-            blocked=printable(blocked) if blocked is not None else None,
             speculate=bool(self.settings.get("speculate", True)),
         )
 

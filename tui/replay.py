@@ -110,7 +110,6 @@ class ReplayEngine:
 
     name: str
     context_length: int | None = None
-    speculation_blocked: str | None = None
 
 
 class ReplayConversation:

@@ -60,12 +60,10 @@ def fit(parts: tuple[Part, ...], width: int) -> str:
     return line()
 
 
-def measured(stats: Stats, seed: int, *, blocked: str | None, speculate: bool) -> tuple[Part, ...]:
+def measured(stats: Stats, seed: int, *, speculate: bool) -> tuple[Part, ...]:
     """The numbers of one answer, ready for `StatusLine.parts`."""
     parts = [Part(f"{_speed(stats.decode_tps)} tok/s", 0)]
-    if blocked is not None:
-        parts.append(Part(f"plain decoding: {blocked}", 1, short="plain"))
-    elif not speculate:
+    if not speculate:
         parts.append(Part("plain decoding: speculation is off", 1, short="plain"))
     else:
         per_pass = f"{stats.tokens_per_pass:3.1f}" if stats.tokens_per_pass is not None else "  –"

@@ -27,10 +27,11 @@ def key_gap(engine: Engine, context: Sequence[int], settings: Settings, first: i
 
     from localspec.noise import Noise
     from localspec.sampling import distribution
+    from localspec.transaction import Transaction
 
-    caches = engine.target.new_caches()
-    engine.target.prefill(context[:-1], caches)
-    logits = engine.target.forward(mx.array(list(context[-1:]), mx.uint32), caches)
+    transaction = Transaction(engine.target)
+    transaction.prefill(context[:-1])
+    logits = transaction.forward(mx.array(list(context[-1:]), mx.uint32))
     row = distribution(logits, settings)
     keys = row.scores
     if not row.greedy:

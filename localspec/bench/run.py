@@ -117,8 +117,6 @@ def _settings(
 def _check_engine(engine: Engine) -> None:
     if engine.tokenizer is None:
         raise SettingsError("the bench needs a tokenizer: its prompts are texts")
-    if engine.speculation_blocked is not None:
-        raise LocalspecError(f"nothing to compare, speculation is off: {engine.speculation_blocked}")
     if not engine.drafters:
         raise LocalspecError("nothing to compare: this engine has no drafters")
 

@@ -91,8 +91,6 @@ def chat(
         return
     conversation = loading(name, draft=draft, dtype=dtype).conversation(system)
     notes = say if verbose or is_terminal(sys.stderr) else _silent
-    if conversation.engine.speculation_blocked:
-        notes(f"no speculation for this model: {conversation.engine.speculation_blocked}")
     generation = conversation.send(text, **settings)
     if _print_answer(generation, output(), as_json, the_process(ctx).raise_if_interrupted):
         ctx.exit(INTERRUPTED)

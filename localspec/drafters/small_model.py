@@ -8,12 +8,11 @@ from typing import Any
 import mlx.core as mx
 
 from localspec.drafters.protocol import Drafter, Draw, Proposal, common_prefix
-from localspec.errors import IncompatibleDrafterError
 from localspec.noise import Stream
 from localspec.sampling import distribution
-from localspec.target import PREFILL_STEP, Target
+from localspec.target import Target
 from localspec.tokens import Source
-from localspec.transaction import Transaction
+from localspec.transaction import PREFILL_STEP, Transaction
 
 
 class ModelDrafter(Drafter):
@@ -26,10 +25,7 @@ class ModelDrafter(Drafter):
     name: Source = "draft"
 
     def __init__(self, model: Any, tokenizer: Any = None, *, context_length: int | None = None) -> None:
-        """`model` is what mlx_lm.load returned; `tokenizer`, when given, is compared with the target's.
-
-        Raises IncompatibleDrafterError when the model's caches cannot be rolled back.
-        """
+        """`model` is what mlx_lm.load returned; `tokenizer`, when given, is compared with the target's."""
         super().__init__()
         self.model = model
         self.tokenizer = tokenizer
@@ -37,11 +33,6 @@ class ModelDrafter(Drafter):
         self._target = Target(model)
         self._drafted: list[int] = []
         self._empty_caches()
-        if self._transaction.blocked_by is not None:
-            raise IncompatibleDrafterError(
-                f"this model cannot draft: its {self._transaction.blocked_by} cannot be rolled back; choose a draft "
-                "model with plain attention"
-            )
 
     def fresh(self) -> ModelDrafter:
         return ModelDrafter(self.model, self.tokenizer, context_length=self.context_length)
@@ -72,8 +63,7 @@ class ModelDrafter(Drafter):
         chances: list[mx.array] = []
         rows: list[mx.array] = []
         for i in range(length):
-            self._transaction.begin(y.size)
-            logits = self._target.forward(y, self._transaction.caches)[-1:, :vocabulary]
+            logits = self._transaction.forward(y)[-1:, :vocabulary]
             drawn = distribution(logits, settings)
             noise = None
             if not drawn.greedy:
@@ -102,7 +92,8 @@ class ModelDrafter(Drafter):
     def rewind(self, length: int) -> None:
         self.context = self.context[:length]
         self._drafted = []
-        self._transaction.commit(min(self._transaction.length, max(length - 1, 0)))
+        if not self._transaction.rewind(min(self._transaction.held, max(length - 1, 0))):
+            self._empty_caches()
 
     def reset(self) -> None:
         super().reset()
@@ -111,18 +102,16 @@ class ModelDrafter(Drafter):
     def _catch_up(self) -> list[int]:
         """The tokens of the context that the next pass has to run."""
         # A proposal that was never committed (the round failed) leaves its rows behind: taken back here.
-        if self._transaction.held > len(self.context) - 1:
-            self._transaction.commit(len(self.context) - 1)
+        if not self._transaction.rewind(min(self._transaction.held, len(self.context) - 1)):
+            self._empty_caches()
         # The target may have more rows: an id that this model lacks is read as its id 0, MLX would read out of bounds.
         rows = self._target.vocabulary_size
         missing = [token if token < rows else 0 for token in self.context[self._transaction.held :]]
         if len(missing) > PREFILL_STEP:
-            self._transaction.begin(len(missing) - 1)
-            self._target.prefill(missing[:-1], self._transaction.caches)
-            self._transaction.commit(len(self.context) - 1)
+            self._transaction.prefill(missing[:-1])
             missing = missing[-1:]
         return missing
 
     def _empty_caches(self) -> None:
-        self._transaction = Transaction(self._target.new_caches())
+        self._transaction = Transaction(self._target)
         self._drafted = []

@@ -95,7 +95,6 @@ class ScriptedGeneration:
 class ScriptedEngine:
     name: str = "smollm2"
     context_length: int | None = 8192
-    speculation_blocked: str | None = None
 
 
 @dataclass

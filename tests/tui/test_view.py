@@ -91,7 +91,7 @@ def test_brackets_are_shown_as_they_are(text: str) -> None:
         await say(pilot, app, f"/seed {text}")
         assert app.is_running
 
-    engine = ScriptedEngine(name=text, speculation_blocked=text)
+    engine = ScriptedEngine(name=text)
     drive(test, ScriptedConversation([record(*text)], engine=engine))
 
 
@@ -242,18 +242,6 @@ def test_nothing_drafted_is_not_applicable_rather_than_zero() -> None:
         assert "1.0/pass ·   n/a accepted · seed 4127" in lines(app.status)[0]
 
     drive(test, ScriptedConversation([record("a", "b")]))
-
-
-def test_blocked_speculation_says_why() -> None:
-    async def test(pilot: Pilot[None], app: ChatApp) -> None:
-        await say(pilot, app, "Hi")
-        await answered(pilot, app)
-        assert "plain decoding: RotatingKVCache cannot be rolled back" in lines(app.status)[0]
-        assert "/pass" not in lines(app.status)[0]
-        assert "plainly: RotatingKVCache" in " ".join(lines(app.transcript))
-
-    engine = ScriptedEngine(speculation_blocked="RotatingKVCache cannot be rolled back")
-    drive(test, ScriptedConversation([record("a", "b")], engine=engine), size=(100, 24))
 
 
 @pytest.mark.parametrize("size", [(20, 6), (40, 12), (80, 24), (120, 40), (300, 100)])
