@@ -15,7 +15,7 @@ TEST_ENV := build/test-env
 MODEL ?= smollm2
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help chat bench test check test-slow clean python blas-hint
+.PHONY: help chat bench test check test-slow sweep clean python blas-hint
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -43,6 +43,9 @@ check: $(VENV)/.installed-test ## the same in .venv: faster
 
 test-slow: $(VENV)/.installed-test ## the tests that need the real models
 	$(BIN)/python -m pytest -m slow
+
+sweep: $(VENV)/.installed-test ## the same tokens on every architecture: half an hour
+	$(BIN)/python tests/sweep.py $(ARGS)
 
 clean: ## remove what was built, not what was downloaded
 	rm -rf build dist .venv *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

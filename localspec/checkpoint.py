@@ -144,7 +144,7 @@ def end_ids(checkpoint: Checkpoint) -> set[int]:
 def _json(file: Path, problems: list[str]) -> dict[str, Any]:
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         problems.append(f"{file.name} cannot be read ({error})")
         return {}
     if not isinstance(document, dict):
@@ -222,7 +222,7 @@ def _header(file: Path, problems: list[str]) -> dict[str, Tensor]:
             for name, t in table.items()
             if name != "__metadata__"
         }
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         problems.append(f"{file.name} is not a safetensors file")
         return {}
     whole = 8 + length + end

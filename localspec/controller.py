@@ -20,6 +20,9 @@ REPRODUCIBLE = 4
 """Fixed length where ids depend on lengths (rejection acceptance): a clock must not decide them."""
 _SAMPLES = 15
 """Recent passes of a width that its cost is the median of."""
+_PLAIN_SAMPLES, _PLAIN_EVERY = 3, 128
+"""Plain passes before a drafter with weights may draft, and rounds after which another is due: without them nobody
+would notice that plain decoding is the faster one."""
 _FIRST_PROBE, _LAST_PROBE = 32, 512
 """Proposals declined in a row before one is tried all the same, at first and at most."""
 _MEMORY = 0.93
@@ -47,6 +50,10 @@ class Costs:
         recent = self._recent.setdefault(rows, deque(maxlen=_SAMPLES))
         recent.append(seconds)
         self._seconds[rows] = median(recent)
+
+    def seen(self, rows: int) -> int:
+        """How many recent passes of this width are known."""
+        return len(self._recent.get(rows, ()))
 
     def known(self) -> int:
         """The most rows that were measured; 0 before any."""
@@ -112,6 +119,8 @@ class Controller:
         self.acceptance = Acceptance()
         self._draft_costs: dict[str, deque[float]] = {}
         """Recent seconds per drafted token, per drafter."""
+        self._since_plain = 0
+        """Rounds that drafted since the last plain one."""
         self._declined: dict[str, int] = {}
         self._waits: dict[str, int] = {}
 
@@ -120,8 +129,10 @@ class Controller:
         if fixed != "auto":
             return min(limit, fixed)
         limit = min(limit, MOST, self._cautious())
-        if drafter.free or limit == 0:
-            return limit
+        if drafter.free or limit <= 0:
+            return max(limit, 0)
+        if self.costs.seen(1) < _PLAIN_SAMPLES or self._since_plain >= _PLAIN_EVERY:
+            return 0
         return self._best(drafter.name, 0, limit) or self._probe(drafter.name, peek)
 
     def after(self, proposal: Proposal, fixed: int | Literal["auto"], *, peek: bool = False) -> Proposal | None:
@@ -155,6 +166,7 @@ class Controller:
 
     def learn(self, proposal: Proposal, accepted: int, draft_s: float, verify_s: float) -> None:
         """Book one round that drafted."""
+        self._since_plain += 1
         drafted = len(proposal.tokens)
         self.acceptance.observe(proposal.source, bucket_of(proposal), drafted, accepted)
         self.costs.observe(drafted + 1, verify_s)
@@ -162,6 +174,7 @@ class Controller:
 
     def learn_plain(self, seconds: float) -> None:
         """Book a one-row pass."""
+        self._since_plain = 0
         self.costs.observe(1, seconds)
 
     def _cautious(self) -> int:

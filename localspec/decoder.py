@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -70,8 +70,11 @@ class Decoder:
         controller: Controller,
         stats: Stats,
         rounds: list[Round],
+        stopping: Callable[[], bool],
     ) -> None:
-        """`limit`: most tokens to emit, at least 1. `stats` and `rounds` are filled as decoding goes on."""
+        """`limit`: most tokens to emit, at least 1. `stats` and `rounds` are filled as decoding goes on. `stopping` is
+        asked before each round whether to end here."""
+        self._stopping = stopping
         self._session = session
         self._settings = settings
         self._end_ids = end_ids
@@ -97,7 +100,10 @@ class Decoder:
         step: _Step | None = None
         quiet = 0
         while self.finish_reason is None:
-            started = time.perf_counter()
+            if self._stopping():
+                yield from self._release(self._text.finish())
+                return
+            seconds, was_ahead = 0.0, step is not None
             if step is None:
                 proposal, draft_s = self._propose()
                 if proposal is not None:
@@ -107,13 +113,16 @@ class Decoder:
                 quiet += 1
                 started = time.perf_counter()
                 step = self._launch(mx.array(self._session.ids[-1:], mx.uint32), self._session.ids[:-1])
-            ahead = None
-            if self._room() > 1 and (not self._drafters or (quiet >= _QUIET and not self._would_propose())):
-                ahead = self._launch(step.token, self._session.ids)
+                seconds = time.perf_counter() - started
+            runs_ahead = self._room() > 1 and (not self._drafters or (quiet >= _QUIET and not self._would_propose()))
+            started = time.perf_counter()
+            ahead = self._launch(step.token, self._session.ids) if runs_ahead else None
             chosen = self._read(step)
-            seconds = time.perf_counter() - started
+            seconds += time.perf_counter() - started
             self._stats.verify_s += seconds
-            self._controller.learn_plain(seconds)
+            if was_ahead == runs_ahead:
+                # Else the time is that of two passes begun, or of what was left of one.
+                self._controller.learn_plain(seconds)
             yield from self._emit([chosen], None, 0, in_flight=ahead is not None)
             step = ahead
 
@@ -132,10 +141,9 @@ class Decoder:
         limit = self._drafts_allowed()
         proposal = None
         for drafter in self._drafters if limit > 0 else ():
-            length = self._controller.before(drafter, limit, self._fixed)
-            offered = drafter.propose(length, self._draw) if length else None
-            if offered is not None and offered.tokens:
-                self._session.target.check_ids(offered.tokens)
+            length = self._controller.before(drafter, min(limit, drafter.longest()), self._fixed)
+            offered = self._usable(drafter.propose(length, self._draw)) if length else None
+            if offered is not None:
                 proposal = self._controller.after(offered, self._fixed) if drafter.free else offered
             if proposal is not None:
                 break
@@ -148,8 +156,8 @@ class Decoder:
         started = time.perf_counter()
         limit, found = self._drafts_allowed(), False
         for drafter in self._drafters if limit > 0 else ():
-            length = self._controller.before(drafter, limit, self._fixed, peek=True)
-            offered = drafter.propose(length, self._draw) if length and drafter.free else None
+            length = self._controller.before(drafter, min(limit, drafter.longest()), self._fixed, peek=True)
+            offered = self._usable(drafter.propose(length, self._draw)) if length and drafter.free else None
             if offered is not None:
                 found = self._controller.after(offered, self._fixed, peek=True) is not None
             else:
@@ -158,6 +166,14 @@ class Decoder:
                 break
         self._stats.draft_s += time.perf_counter() - started
         return found
+
+    def _usable(self, proposal: Proposal | None) -> Proposal | None:
+        """The proposal up to the first id that the target does not have; None when nothing is left."""
+        if proposal is None:
+            return None
+        size = self._session.target.vocabulary_size
+        known = next((i for i, token in enumerate(proposal.tokens) if not 0 <= token < size), len(proposal.tokens))
+        return proposal.cut(known) if known else None
 
     # Plain decoding
 
@@ -314,6 +330,9 @@ class Decoder:
         self._stats.book_round(record)
         for choice in chosen[:kept]:
             self._stats.by_source[choice.source] = self._stats.by_source.get(choice.source, 0) + 1
+        yield from self._release(ready)
+
+    def _release(self, ready: list[tuple[Token, str]]) -> Iterator[Token]:
         for token, text in ready:
             yield replace(token, text=text) if text else token
 

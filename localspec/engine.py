@@ -139,9 +139,11 @@ class Engine:
             raise SettingsError(f"{self.name} has no chat template: give a text prompt instead of messages")
         from jinja2 import TemplateError
 
+        # A template is a program that came with the model: it may fail in any of these ways.
+        faults = (TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
         try:
             text: str = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-        except TemplateError as error:
+        except faults as error:
             raise SettingsError(f"{self.name}'s chat template refuses these messages: {error}") from None
         return text
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from weakref import proxy
 
@@ -15,6 +16,10 @@ from localspec.settings import Settings
 from localspec.stats import Stats
 from localspec.text import DetokenizerFactory, TextStream
 from localspec.tokens import Round, Token
+
+
+class _PromptStopped(Exception):
+    """`stop` was called while the prompt was read."""
 
 
 class Generation(Iterator[Token]):
@@ -57,8 +62,9 @@ class Generation(Iterator[Token]):
         self._controller = controller
         self._on_end = on_end
         self._on_prefill = on_prefill
-        # Weakly: with a reference to this object in its frame the generator would form a cycle with it, and an abandoned
-        # loop would be put right at some later garbage collection, in any thread, instead of at once.
+        self._stop_asked = False
+        # Weakly: with a reference to this object in its frame the generator would form a cycle with it, and an
+        # abandoned loop would be put right at some later garbage collection, in any thread, instead of at once.
         self._steps = Generation._run(proxy(self))
         session.occupy(self.close)
 
@@ -82,9 +88,25 @@ class Generation(Iterator[Token]):
         """Stop here and keep what was yielded. Call it from the thread that decodes."""
         self._steps.close()
 
+    def stop(self) -> None:
+        """Have it end after the round, or the chunk of the prompt, that is running; from any thread.
+
+        What was decided by then is still yielded; `finish_reason` stays None.
+        """
+        self._stop_asked = True
+
+    def __enter__(self) -> Generation:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
     def __del__(self) -> None:
         if hasattr(self, "_steps"):
-            self._steps.close()
+            # Freed as part of a cycle, the weak reference in the generator's frame is dead already; the session finds
+            # out by itself that its caches hold more than its tokens.
+            with suppress(ReferenceError):
+                self._steps.close()
 
     def run(self) -> Generation:
         """Decode to the end."""
@@ -118,6 +140,7 @@ class Generation(Iterator[Token]):
                 controller=self._controller,
                 stats=self.stats,
                 rounds=self.rounds,
+                stopping=lambda: self._stop_asked,
             )
             for token in decoder.run():
                 self.stats.total_s = time.perf_counter() - started
@@ -130,6 +153,8 @@ class Generation(Iterator[Token]):
         except GeneratorExit:
             self._keep()
             raise
+        except _PromptStopped:
+            pass
         except BaseException:
             self.failed = True
             self._session.recover(len(self.prompt_ids) + len(self.tokens))
@@ -137,19 +162,33 @@ class Generation(Iterator[Token]):
         else:
             self._keep()
         finally:
+            self._count_what_was_yielded()
             self._end()
 
     def _prefill(self, started: float) -> None:
         total = len(self.prompt_ids)
-        report = None
-        if self._on_prefill is not None:
-            on_prefill = self._on_prefill
-            report = lambda done: on_prefill(self.stats.reused_tokens + done, total)  # noqa: E731
+
+        def report(left: int) -> None:
+            if self._on_prefill is not None:
+                self._on_prefill(total - left, total)
+            if self._stop_asked:
+                raise _PromptStopped
+
         self.stats.reused_tokens = self._session.prepare(self.prompt_ids, report)
         self.stats.prefill_s = time.perf_counter() - started
 
     def _keep(self) -> None:
-        self._session.truncate(len(self.prompt_ids) + len(self.tokens))
+        try:
+            self._session.truncate(len(self.prompt_ids) + len(self.tokens))
+        except BaseException:
+            self.failed = True
+            self._session.clear()
+            raise
+
+    def _count_what_was_yielded(self) -> None:
+        """After an early end: rounds and counts without the tokens that were decided but not yielded."""
+        if self.stats.emitted != len(self.tokens):
+            self.rounds[:] = self.stats.recount(self.rounds, self.tokens)
 
     def _end(self) -> None:
         if self._on_end is not None:

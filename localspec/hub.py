@@ -238,8 +238,11 @@ def _snapshot(hub: str) -> Path | None:
         revision = (repository / "refs" / "main").read_text(encoding="utf-8").strip()
     except (OSError, ValueError):
         return None
+    # The file is not ours, and what it names is joined to a path (and may be removed): a commit's digits only.
+    if not re.fullmatch(r"[0-9a-f]{7,64}", revision):
+        return None
     folder = repository / "snapshots" / revision
-    return folder if revision and folder.is_dir() else None
+    return folder if folder.is_dir() else None
 
 
 def _size(folder: Path) -> int:

@@ -82,7 +82,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> Any:
 
     try:
         tokenizer = load_from(checkpoint.path, {"trust_remote_code": False})
-    except (ValueError, OSError, KeyError, TypeError) as error:
+    except (ValueError, OSError, LookupError, TypeError, AttributeError, ImportError) as error:
         raise UnsupportedModelError(f"the tokenizer of {checkpoint.path} cannot be loaded: {_line(error)}") from error
     size = max(tokenizer.get_vocab().values(), default=-1) + 1
     tokenizer.eos_token_ids = set(tokenizer.eos_token_ids) | {i for i in end_ids(checkpoint) if i < size}

@@ -40,7 +40,8 @@ class Session:
     def prepare(self, prompt: Sequence[int], progress: Callable[[int], None] | None = None) -> int:
         """Make `prompt` the context, computing what the caches do not hold; returns how many tokens were reused.
 
-        An exception leaves an empty session, never a wrong one.
+        `progress` is called with the tokens still to be computed, after each chunk and before the first.
+        After an exception the session holds what was computed by then, or nothing; never anything wrong.
         """
         last = len(prompt) - 1
         reused = min(common_prefix(self.ids[: self.transaction.held], prompt), last)
@@ -48,12 +49,15 @@ class Session:
             if not self.transaction.rewind(reused):
                 self._fresh_caches()
                 reused = 0
-            self.transaction.prefill(prompt[reused:last], progress)
+            missing = last - reused
+            if progress is not None:
+                progress(missing)
+            self.transaction.prefill(prompt[reused:last], None if progress is None else lambda n: progress(missing - n))
             self.ids = list(prompt)
             for drafter in self.drafters:
                 drafter.follow(self.ids)
         except BaseException:
-            self.clear()
+            self._recover_prefix(prompt)
             raise
         return reused
 
@@ -86,6 +90,14 @@ class Session:
         try:
             self.transaction.abort()
             self.truncate(min(length, self.transaction.length + 1))
+        except (RuntimeError, ValueError, CacheError):
+            self.clear()
+
+    def _recover_prefix(self, prompt: Sequence[int]) -> None:
+        try:
+            self.transaction.abort()
+            self.transaction.evaluate()
+            self.ids = list(prompt[: self.transaction.length])
         except (RuntimeError, ValueError, CacheError):
             self.clear()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -54,9 +54,8 @@ class Settings:
             raise SettingsError("stop must be non-empty strings")
         if any(not callable(p) for p in self.logits_processors):
             raise SettingsError("logits_processors must be callables (tokens, logits) -> logits")
-        for name in ("speculate",):
-            if not isinstance(getattr(self, name), bool):
-                raise SettingsError(f"{name} must be True or False, not {getattr(self, name)!r}")
+        if not isinstance(self.speculate, bool):
+            raise SettingsError(f"speculate must be True or False, not {self.speculate!r}")
         if self.accept not in get_args(Acceptance):
             raise SettingsError(f"accept must be one of {', '.join(get_args(Acceptance))}, not {self.accept!r}")
         if self.draft_length != "auto":
@@ -73,13 +72,22 @@ class Settings:
                 near = difflib.get_close_matches(name, known, 1)
                 hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
                 raise SettingsError(f"unknown setting {name!r}{hint}")
-        stop = keywords.get("stop")
         if "stop" in keywords:
-            keywords["stop"] = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
-        processors: Sequence[LogitsProcessor] | None = keywords.get("logits_processors")
+            keywords["stop"] = _items("stop", keywords["stop"])
         if "logits_processors" in keywords:
-            keywords["logits_processors"] = tuple(processors or ())
+            keywords["logits_processors"] = _items("logits_processors", keywords["logits_processors"])
         return cls(**keywords)
+
+
+def _items(name: str, value: Any) -> tuple[Any, ...]:
+    """One item, several, or None for none, as a tuple."""
+    if value is None:
+        return ()
+    if isinstance(value, str) or callable(value):
+        return (value,)
+    if not isinstance(value, Iterable):
+        raise SettingsError(f"{name} must be a list, not {value!r}")
+    return tuple(value)
 
 
 def _integer(name: str, value: object, low: int, high: int | None) -> None:

@@ -5,10 +5,11 @@ Knows nothing of models: the engine books each round and each token, and the rat
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from localspec.tokens import Round
+from localspec.tokens import Round, Token
 
 
 @dataclass(slots=True)
@@ -93,6 +94,22 @@ class Stats:
         if record.drafter is not None:
             self.all_drafters.book(len(record.drafted), record.accepted)
             self.by_drafter.setdefault(record.drafter, DrafterStats()).book(len(record.drafted), record.accepted)
+
+    def recount(self, rounds: Sequence[Round], tokens: Sequence[Token]) -> list[Round]:
+        """Count anew as if only `tokens` had been emitted; returns the rounds, cut accordingly."""
+        self.target_passes = self.emitted = 0
+        self.all_drafters, self.by_drafter, self.by_source = DrafterStats(), {}, {}
+        left, kept = len(tokens), []
+        for record in rounds:
+            emitted = min(record.emitted, left)
+            if emitted == 0:
+                break
+            left -= emitted
+            kept.append(replace(record, emitted=emitted, accepted=min(record.accepted, emitted)))
+            self.book_round(kept[-1])
+        for token in tokens:
+            self.by_source[token.source] = self.by_source.get(token.source, 0) + 1
+        return kept
 
     @property
     def drafted(self) -> int:

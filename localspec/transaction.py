@@ -14,8 +14,10 @@ from typing import Any, Literal
 
 import mlx.core as mx
 
+from localspec.attention import by_row
 from localspec.caches.leaves import CutLeaf, SnapshotLeaf, is_recurrent, leaves_of
 from localspec.caches.recorder import Recorder, Recording
+from localspec.rows import RowClass
 from localspec.target import Target
 
 PREFILL_STEP = 512
@@ -62,26 +64,40 @@ class Transaction:
         self._passes: list[_Pass] = []
         self._quantized_from = 0
         """Tokens at which the caches were converted."""
+        self.row_class: RowClass | None = None
+        """When given, passes have sizes of this class only: filler rows make up what they lack, and attention is
+        computed row by row. Prompt processing, whose passes are the same in every run, is not concerned."""
+        self._fillers = 0
+        """Filler rows at the end of every cache; gone before anything else happens to them."""
         self.length = 0
         """Tokens committed to every cache."""
         self.held = 0
-        """Tokens in the caches, those of passes not committed yet included."""
+        """Tokens in the caches, those of passes not committed yet included, filler rows not."""
 
     def forward(self, ids: mx.array) -> mx.array:
         """One target pass over `ids`, integer [rows]; logits [rows, vocabulary], lazy. Held until a commit decides."""
-        rows = ids.shape[0]
+        self._drop_fillers()
         self._quantize_if_due()
+        rows = ids.shape[0]
+        width = rows if self.row_class is None else self.row_class.width(rows)
+        if width > rows:
+            ids = mx.concatenate([ids, mx.repeat(ids[-1:], width - rows)])
         # A pass of which something was kept cannot be wanted back once the next one runs.
         self._passes = [p for p in self._passes if p.start >= self.length]
-        this = _Pass(self.held, rows, ids, [leaf.mark() for leaf in self._leaves], None)
+        this = _Pass(self.held, width, ids, [leaf.mark() for leaf in self._leaves], None)
         self._passes.append(this)
-        if self._recorder is None or rows == 1:
-            logits = self._target.forward(ids, self.caches)
+        if self._recorder is None or width == 1:
+            logits = self._run(ids)
         else:
-            with self._recorder.recording(rows) as this.recording:
-                logits = self._target.forward(ids, self.caches)
+            with self._recorder.recording(width) as recording:
+                logits = self._run(ids)
+            if recording.complete:
+                this.recording = recording
+            else:
+                self._recorder, self.rollback = None, "replay"
         self.held += rows
-        return logits
+        self._fillers = width - rows
+        return logits[:rows]
 
     def prefill(self, ids: Sequence[int], progress: Callable[[int], None] | None = None) -> None:
         """Run `ids` into the caches and commit them; no logits. `progress` is called with the tokens done so far."""
@@ -90,8 +106,12 @@ class Transaction:
         while done < len(ids):
             self._quantize_if_due()
             rows = min(PREFILL_STEP, len(ids) - done, self.rows_allowed())
-            self._target.forward(mx.array(list(ids[done : done + rows]), mx.uint32), self.caches)
+            chunk = mx.array(list(ids[done : done + rows]), mx.uint32)
+            # Noted like any pass, for `abort` should it fail.
+            self._passes = [_Pass(self.held, rows, chunk, [leaf.mark() for leaf in self._leaves], None)]
+            self._target.forward(chunk, self.caches)
             self.evaluate()
+            self._passes = []
             mx.clear_cache()
             done += rows
             self.held += rows
@@ -121,14 +141,15 @@ class Transaction:
         """
         if length < self._quantized_from:
             return False  # the tokens before the conversion are not there any more as they were
-        if length < self.held:
-            found = next((p for p in self._passes if p.start <= length < p.start + p.rows), None)
+        if length < self.held or (self._fillers and length == self.held):
+            # The newest first: rows of an older one beyond its kept ones are not what the caches hold any more.
+            found = next((p for p in reversed(self._passes) if p.start <= length < p.start + p.rows), None)
             if found is not None:
                 self._back_into(found, length - found.start)
                 self._passes = [p for p in self._passes if p.start < length]
             elif not self._cut_all(length):
                 return False
-            self.held = length
+            self.held, self._fillers = min(self.held, length), 0
         self.length = min(self.length, length)
         return length == self.held
 
@@ -138,11 +159,19 @@ class Transaction:
         if first is not None:
             self._restore(first, 0)
             self._passes = [p for p in self._passes if p.start < self.length]
-        self.held = self.length
+        self.held, self._fillers = self.length, 0
 
     def evaluate(self) -> None:
         """Compute all that is in the caches, in the thread that built it."""
         mx.eval([leaf.arrays() for leaf in self._leaves])
+
+    def _run(self, ids: mx.array) -> mx.array:
+        with by_row(1 if self.row_class is None else ids.shape[0]):
+            return self._target.forward(ids, self.caches)
+
+    def _drop_fillers(self) -> None:
+        if self._fillers:
+            self.rewind(self.held)
 
     def _quantize_if_due(self) -> None:
         due = self._quantization
@@ -158,7 +187,7 @@ class Transaction:
     def _back_into(self, last: _Pass, kept: int) -> None:
         if self._snapshots and kept and last.recording is None:
             self._restore(last, 0)
-            self._target.forward(last.ids[:kept], self.caches)
+            self._run(last.ids[:kept])
             return
         self._restore(last, kept)
         if self._recorder is not None and last.recording is not None and kept:
@@ -177,9 +206,9 @@ class Transaction:
         """Cut every cache to `length` tokens where all can be; False, and nothing done, where not."""
         if self._snapshots or length > self.held:
             return False
-        excess = self.held - length
+        excess = self.held + self._fillers - length
         used = [leaf for leaf in self._leaves if isinstance(leaf, CutLeaf) and leaf.cache.offset]
-        if any(leaf.cache.offset != self.held or not leaf.can_cut(excess) for leaf in used):
+        if any(leaf.cache.offset != self.held + self._fillers or not leaf.can_cut(excess) for leaf in used):
             return False
         for leaf in used:
             leaf.cut(excess)

@@ -129,6 +129,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "kv_source_layer_ids": (0, 1, 2, 3),
         "index_source_layer_ids": (0, 1, 2, 3),
         "index_topk": 2,
+        "hc_sinkhorn_iters": 3,
     },
     "dots1": {},
     "ernie4_5": {},

@@ -1,8 +1,9 @@
 """Decodes with every architecture that mlx-lm can build, with and without speculation, and compares the ids.
 
-    python tests/sweep.py                                  # all: minutes of one core
-    python tests/sweep.py mamba2 gemma3n                   # some
-    python tests/sweep.py --log build/sweep.jsonl --docs   # goes on where the log ends, then writes docs/architectures.md
+    python tests/sweep.py                          # all: half an hour of one core
+    python tests/sweep.py mamba2 gemma3n           # some
+    python tests/sweep.py --log build/sweep.jsonl  # goes on where the log ends
+    python tests/sweep.py --docs                   # writes docs/architectures.md at the end
 
 Leaves with 1 when anything differs by more than rounding explains.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import platform
 import random
 import sys
 import time
@@ -20,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from architectures import ARCHITECTURES, CANNOT_BE_BUILT, VOCABULARY, WINDOW, build, modules
+from architectures import ARCHITECTURES, CANNOT_BE_BUILT, HELPERS, VOCABULARY, WINDOW, build, modules
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import CacheList, make_prompt_cache
 from tiny import tiny_llama
@@ -37,7 +39,7 @@ from localspec.transaction import Transaction
 TOKENS = 44
 SEED = 7
 TIE = 1e-3
-"""Largest distance of two tokens' logits at which rounding may choose between them. Logits have a deviation of 2 here."""
+"""Largest distance of two tokens' logits at which rounding may choose between them. Logits deviate by 2 or so here."""
 _BLOCK = [11, 60, 3, 88, 42, 17, 5]
 PROMPTS = {
     "short": [5, 7, 9, 50, 3],
@@ -121,7 +123,6 @@ class Examination:
         self.model = build(name)
         self.engine = Engine(self.model, drafters=[])
         self.result = Result(name, kinds(make_prompt_cache(self.model)))
-        self.result.rollback = Transaction(self.engine.target).rollback
         self._draft = ModelDrafter(tiny_llama(1, vocabulary=VOCABULARY, layers=1))
         self._plain: dict[tuple[str, float], list[int]] = {}
 
@@ -181,6 +182,7 @@ class Examination:
         for transaction in (many, single):
             transaction.prefill(PROMPTS["long"])
         together = many.forward(rows)
+        self.result.rollback = many.rollback  # known for certain after a pass
         apart = mx.concatenate([single.forward(rows[i : i + 1]) for i in range(rows.size)])
         known = mx.isfinite(together) & mx.isfinite(apart)
         return float(mx.max(mx.where(known, mx.abs(together - apart), 0.0)).item())
@@ -227,37 +229,48 @@ def kinds(caches: Sequence[Any]) -> list[str]:
     return list(dict.fromkeys(kind(cache) for cache in caches))
 
 
+_PAGE = """# Architectures
+
+Written by `make sweep ARGS=--docs`. It builds each architecture of mlx-lm small and with random weights, and decodes
+{tokens} tokens from a prompt shorter than the sliding window and from a longer one, at temperatures 0 and 0.8, with
+draft lengths 1, 4 and 8 and three drafters: n-grams, an unrelated model, and an oracle that is wrong every fourth
+time. The ids are compared with plain decoding, and plain decoding with mlx-lm's own loop. A turn is left in the middle
+of an accepted block, and the next one is compared with a cold run.
+
+{totals}.
+
+**Rollback** is how rejected drafts leave the caches. *cut*: keys and values are dropped from the end. *record*:
+recurrent state from before the pass is put back and advanced by what the recurrent layers recorded, without reading a
+weight. *replay*: all caches are put back and the kept tokens run through the model again. A sliding window
+(RotatingKVCache) is held in a cache of localspec's own, which can be cut.
+
+**Rounding** is the largest difference of a logit between one pass of nine rows and nine passes of one row, in float32
+with MLX's CPU backend on {machine}. Where it is 0 they agree bit for bit, and any difference of ids is a fault. Where
+it is not, ids may go apart at two tokens whose logits (plus the noise of the draw) are as close as that: a *tie* is a
+run that went apart at a gap of at most {tie:g}. Ties are counted, not hidden.
+
+| architecture | caches | rollback | rounding | result |
+|---|---|---|---|---|
+{rows}
+
+Not in the table:
+
+{absent}
+"""
+
+
 def table(results: Sequence[Result]) -> str:
     """The page in docs/."""
-    count = totals(results)
-    lines = [
-        "# Architectures",
-        "",
-        "Written by `make sweep`, which builds each architecture of mlx-lm small and with random weights, and decodes",
-        f"{TOKENS} tokens from a prompt shorter than the sliding window and from a longer one, at temperatures 0 and 0.8, with",
-        "draft lengths 1, 4 and 8 and three drafters: n-grams, an unrelated model, and an oracle that is wrong every fourth",
-        "time. The ids are compared with plain decoding; plain decoding is compared with mlx-lm's own loop; a turn is left in",
-        "the middle of an accepted block and the next one is compared with a cold run.",
-        "",
-        f"{count}.",
-        "",
-        "Rollback is how rejected drafts leave the caches. *cut*: keys and values are dropped from the end. *record*: the",
-        "recurrent state from before the pass is restored and advanced by what the recurrent layers recorded, without",
-        "reading a weight. *replay*: all caches are restored and the kept tokens run through the model again. Sliding windows",
-        "(RotatingKVCache) are held in a cache of localspec's own, which can be cut.",
-        "",
-        "Rounding is the largest difference of a logit between one pass of nine rows and nine passes of one row, on this",
-        "backend in float32. Where it is 0 the two agree bit for bit, and any difference of ids would be a fault. A *tie* is",
-        f"a run whose ids went apart at two tokens that close (at most {TIE:g}); it is counted, not hidden.",
-        "",
-        "| architecture | caches | rollback | rounding | result |",
-        "|---|---|---|---|---|",
-    ]
-    for r in sorted(results, key=lambda r: r.name.lower()):
-        lines.append(f"| {r.name} | {', '.join(r.caches)} | {r.rollback} | {_round(r.rounding)} | {_outcome(r)} |")
-    lines += ["", "Not in the table:", ""]
-    lines += [f"- `{name}`: {why}." for name, why in CANNOT_BE_BUILT.items()]
-    return "\n".join(lines) + "\n"
+    ordered = sorted(results, key=lambda r: r.name.lower())
+    rows = [f"| {r.name} | {', '.join(r.caches)} | {r.rollback} | {_round(r)} | {_outcome(r)} |" for r in ordered]
+    return _PAGE.format(
+        tokens=TOKENS,
+        totals=totals(results),
+        machine=f"{platform.system()} {platform.machine()}",
+        tie=TIE,
+        rows="\n".join(rows),
+        absent="\n".join(f"- `{name}`: {why}." for name, why in CANNOT_BE_BUILT.items()),
+    )
 
 
 def totals(results: Sequence[Result]) -> str:
@@ -278,8 +291,8 @@ def _outcome(result: Result) -> str:
     return f"{result.verdict} in {len(result.divergences)} of {result.runs} runs, largest gap {worst:.0e}"
 
 
-def _round(difference: float) -> str:
-    return f"{difference:.0e}" if difference else "0"
+def _round(result: Result) -> str:
+    return f"{result.rounding:.0e}" if result.rounding else "0"
 
 
 def _read(log: Path | None) -> list[Result]:
@@ -296,7 +309,7 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
     parser.add_argument("--log", type=Path, help="JSON lines of results; architectures in it are not run again")
     parser.add_argument("--docs", action="store_true", help=f"write {DOCS.parent.name}/{DOCS.name}")
     options = parser.parse_args(arguments)
-    unknown = modules() - set(ARCHITECTURES) - set(CANNOT_BE_BUILT)
+    unknown = modules() - HELPERS - set(ARCHITECTURES) - set(CANNOT_BE_BUILT)
     results = _read(options.log)
     done = {r.name for r in results}
     for name in options.names or ARCHITECTURES:
@@ -318,10 +331,8 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
     say(totals(results))
     if options.docs:
         DOCS.write_text(table(results))
-    from architectures import HELPERS
-
-    if unknown - HELPERS:
-        say(f"without a configuration here: {', '.join(sorted(unknown - HELPERS))}")
+    if unknown:
+        say(f"without a configuration here: {', '.join(sorted(unknown))}")
     return 1 if any(r.verdict == "DIFFERS" for r in results) else 0
 
 

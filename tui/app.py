@@ -205,6 +205,8 @@ class ChatApp(App[None]):
         match command.name:
             case "quit":
                 self.call_later(self.action_quit)
+            case "clear" if self.conversation is None:
+                raise commands.CommandError("/clear when the model is loaded")
             case "clear":
                 self.action_stop()
                 self.busy = self._clearing = True

@@ -103,6 +103,9 @@ class ReplayGeneration:
     def close(self) -> None:
         """Nothing to put right."""
 
+    def stop(self) -> None:
+        """It ends soon enough."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReplayEngine:

@@ -104,6 +104,7 @@ class DecodingWorker:
         self._requests: queue.Queue[_Send | _Clear | _Quit] = queue.Queue()
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._cancel = threading.Event()
+        self._generation: GenerationLike | None = None
         self._quit = threading.Event()
         self._thread = threading.Thread(target=self._run, name="localspec-decoder", daemon=True)
 
@@ -115,11 +116,15 @@ class DecodingWorker:
         """Ask for an answer."""
         # A flag of its own for each request: stopping one answer can never stop the next.
         self._cancel = threading.Event()
+        self._generation = None
         self._requests.put(_Send(text, dict(settings), self._cancel))
 
     def stop(self) -> None:
         """Stop the latest answer, begun or not; what was yielded of it stays."""
         self._cancel.set()
+        generation = self._generation
+        if generation is not None:
+            generation.stop()  # it may be long before it yields a token and the flag is looked at
 
     def clear(self) -> None:
         """Start the conversation over, once the current answer has ended."""
@@ -185,6 +190,7 @@ class DecodingWorker:
 
         try:
             generation = conversation.send(request.text, on_prefill=on_prefill, **request.settings)
+            self._generation = generation
             self._events.put(Began(generation))
             for token in generation:
                 # A token that was yielded is part of the conversation: it is shown even if the stop came first.

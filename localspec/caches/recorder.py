@@ -38,6 +38,9 @@ class Recording:
 
     rows: int
     calls: list[_Call] = field(default_factory=list)
+    complete: bool = False
+    """Whether the calls account for all recurrent state, and for nothing else. They do not where a layer is handed a
+    list of caches, recurrent and other ones."""
 
 
 class Recorder:
@@ -78,6 +81,10 @@ class Recorder:
 
         with _around(self._candidates(), around_layer), _around(self._projections(), around_projection):
             yield recording
+        values = [value for call in recording.calls for value in (*call.args, *call.kwargs.values())]
+        handed = {id(value) for value in values} & self._caches.keys()
+        others = any(hasattr(value, "update_and_fetch") for value in values)
+        recording.complete = len(handed) == len(self._caches) and not others
         if self._layers is None:
             self._layers = list({id(call.layer): call.layer for call in recording.calls}.values())
 

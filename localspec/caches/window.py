@@ -14,6 +14,8 @@ import mlx.core as mx
 from mlx_lm.models.base import create_causal_mask
 from mlx_lm.models.cache import RotatingKVCache
 
+from localspec.attention import note_window
+
 UNDOABLE = 64
 """Entries kept beyond the window: as many of the newest tokens can always be taken back."""
 _ROOM = 256
@@ -71,7 +73,9 @@ class WindowCache(RotatingKVCache):  # type: ignore[misc]
         before = min(self.max_size - 1, self.offset)
         if N > 1:
             if before + N > window or return_array:
-                return create_causal_mask(N, before, window_size=window)
+                mask: mx.array = create_causal_mask(N, before, window_size=window)
+                note_window(mask, self.max_size, window)
+                return mask
             return "causal"
         if before + 1 <= window:
             return None

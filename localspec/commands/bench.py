@@ -97,8 +97,10 @@ def bench(
 
 def _deliver(report: Report, json_file: str | None, report_file: str | None) -> None:
     document = json.dumps(report.as_dict(), indent=1) + "\n"
+    from localspec.text import printable
+
     out = output()
-    out.write(document if json_file == "-" else report.table().rstrip("\n") + "\n")
+    out.write(document if json_file == "-" else printable(report.table().rstrip("\n")) + "\n")
     out.flush()
     if json_file not in (None, "-"):
         Path(str(json_file)).write_text(document, encoding="utf-8")

@@ -134,7 +134,7 @@ def _config(path: Path | None) -> dict[str, Any]:
         return {}
     try:
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     if not isinstance(config, dict):
         return {}
@@ -179,4 +179,7 @@ def _print_json(document: Any) -> None:
 
 
 def _print(line: str) -> None:
-    output().write(line + "\n")
+    from localspec.text import printable
+
+    # Names and fields come from files that others wrote.
+    output().write(printable(line) + "\n")

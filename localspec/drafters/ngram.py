@@ -43,6 +43,16 @@ class NgramDrafter(Drafter):
                 places[gram] = (*places.get(gram, ())[-(_PLACES - 1) :], end)
             context.append(token)
 
+    def rewind(self, length: int) -> None:
+        context, places = self.context, self._places
+        for end in range(len(context) - 1, max(length, 0) - 1, -1):
+            for n in range(self._shortest, min(LONGEST, end) + 1):
+                gram = tuple(context[end - n : end])
+                # An older place that this one had pushed out stays forgotten: drafts may differ by it, tokens cannot.
+                if places.get(gram, ())[-1:] == (end,):
+                    places[gram] = places[gram][:-1]
+        del context[max(length, 0) :]
+
     def reset(self) -> None:
         super().reset()
         self._places = {}
@@ -57,8 +67,6 @@ class NgramDrafter(Drafter):
         for i in range(place, place + length):
             # Past the end of the context the copy goes on from the draft itself: a repeated pattern repeats.
             drafts.append(context[i] if i < end else drafts[i - end])
-        if any(not 0 <= token < draw.vocabulary_size for token in drafts):
-            return None
         return Proposal(drafts, self.name, match_length=matched)
 
     def _longest_match(self) -> tuple[int, int] | None:

@@ -68,6 +68,10 @@ class Drafter(ABC):
     def propose(self, length: int, draw: Draw) -> Proposal | None:
         """At most `length` tokens to follow the context; None when there is no good guess. `length` is at least 1."""
 
+    def longest(self) -> int:
+        """Most tokens it could propose now; 0 when it cannot take part."""
+        return 2**31
+
     @abstractmethod
     def commit(self, tokens: Sequence[int]) -> None:
         """Append kept tokens to the context. Implementations extend `self.context`."""

@@ -43,10 +43,13 @@ class ModelDrafter(Drafter):
 
             check_same_vocabulary(tokenizer, self.tokenizer)
 
+    def longest(self) -> int:
+        """What is left of its own context window."""
+        if not self.context or self.context_length is None:
+            return 2**31 if self.context else 0
+        return max(self.context_length - len(self.context), 0)
+
     def propose(self, length: int, draw: Draw) -> Proposal | None:
-        end = len(self.context)
-        if not end or (self.context_length is not None and end + length > self.context_length):
-            return None
         try:
             return self._propose(length, draw)
         except BaseException:

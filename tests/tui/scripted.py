@@ -52,6 +52,7 @@ class ScriptedGeneration:
         self.tokens: list[Token] = []
         self.finish_reason: str | None = None
         self.closed_in: str | None = None
+        self.stops = 0
         self._script = tokens
         self._gate = gate
         self._reason = finish_reason
@@ -85,6 +86,9 @@ class ScriptedGeneration:
         drafter = "ngram" if drafted else None
         self.rounds.append(Round(token.round, drafter, tuple(drafted), kept, kept + 1, token.position - kept))
         self.stats.book_round(self.rounds[-1])
+
+    def stop(self) -> None:
+        self.stops += 1
 
     def close(self) -> None:
         self._closed = True

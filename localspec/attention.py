@@ -1,0 +1,142 @@
+"""Attention of the rows of one pass, each computed as a pass of that row alone would compute it.
+
+A matrix product with the weights depends on the number of rows in a pass and on nothing else of it, so that whether it
+rounds alike can be measured once. Attention also depends on how many keys there are: libraries change their order of
+summation at lengths of their own choosing, for each number of rows at another one, and what was measured at one length
+says little about the next. Inside `by_row` each row is therefore handed the keys up to its own, and only those: how
+many rows stand beside it makes no difference then, at any length.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import mlx.core as mx
+
+Attend = Callable[..., mx.array]
+
+
+class _Pass(threading.local):
+    """The pass that this thread is building."""
+
+    rows = 1
+    calls = 0
+    windows: dict[int, tuple[mx.array, int, int]]
+
+    def __init__(self) -> None:
+        self.windows = {}
+
+
+_pass = _Pass()
+_lock = threading.Lock()
+_inside = 0
+"""Passes, of any thread, that are inside `by_row`; the first of them puts the wrappers in place, the last removes
+them. Other threads' attention goes through them unchanged."""
+_originals: dict[str, Attend] = {}
+
+
+@contextmanager
+def by_row(rows: int) -> Iterator[None]:
+    """Have the attention of the pass of `rows` rows that is built inside computed row by row."""
+    if rows == 1:
+        yield
+        return
+    _enter()
+    _pass.rows, _pass.calls, _pass.windows = rows, 0, {}
+    try:
+        yield
+    finally:
+        _pass.rows, _pass.windows = 1, {}
+        _leave()
+
+
+def calls() -> int:
+    """How many attention calls the last pass of this thread inside `by_row` made that were computed row by row."""
+    return _pass.calls
+
+
+def note_window(mask: mx.array, most: int, window: int) -> None:
+    """Tell that `mask` is a sliding window's: alone, a row would get its newest `most` keys and see `window` of them."""
+    if _pass.rows > 1:
+        # The array is kept as well: its id is its own only as long as it lives.
+        _pass.windows[id(mask)] = (mask, most, window)
+
+
+def _enter() -> None:
+    from mlx_lm.models import base
+
+    global _inside
+    with _lock:
+        _inside += 1
+        if _inside == 1:
+            _originals["float"] = mx.fast.scaled_dot_product_attention
+            _originals["quantized"] = base.quantized_scaled_dot_product_attention
+            mx.fast.scaled_dot_product_attention = _attend_float  # type: ignore[assignment]
+            base.quantized_scaled_dot_product_attention = _attend_quantized
+
+
+def _leave() -> None:
+    from mlx_lm.models import base
+
+    global _inside
+    with _lock:
+        _inside -= 1
+        if not _inside:
+            mx.fast.scaled_dot_product_attention = _originals["float"]  # type: ignore[assignment]
+            base.quantized_scaled_dot_product_attention = _originals["quantized"]
+
+
+def _attend_float(queries: mx.array, keys: Any, values: Any, **options: Any) -> mx.array:
+    return _attend(_originals["float"], queries, keys, values, **options)
+
+
+def _attend_quantized(
+    queries: mx.array, q_keys: Any, q_values: Any, scale: float, mask: Any, group_size: int = 64, bits: int = 8
+) -> mx.array:
+    return _attend(
+        _originals["quantized"],
+        queries,
+        q_keys,
+        q_values,
+        scale=scale,
+        mask=mask,
+        group_size=group_size,
+        bits=bits,
+    )
+
+
+def _attend(original: Attend, queries: mx.array, keys: Any, values: Any, *, mask: Any = None, **options: Any) -> mx.array:
+    rows = queries.shape[2]
+    held = (keys[0] if isinstance(keys, tuple) else keys).shape[2]
+    causal = isinstance(mask, str) and mask == "causal"
+    rowwise = isinstance(mask, mx.array) and mask.ndim >= 2 and mask.shape[-2:] == (rows, held)
+    # Anything else is not what a decoder's rows ask of their own keys: other rows (another model's, another thread's),
+    # or rows that see each other.
+    if rows == 1 or rows != _pass.rows or held < rows or not (causal or rowwise):
+        return original(queries, keys, values, mask=mask, **options)
+    _pass.calls += 1
+    _, most, window = _pass.windows.get(id(mask), (None, held, 0))
+    parts = []
+    for i in range(rows):
+        end = held - rows + i + 1
+        first = max(0, end - most)
+        own = None if causal or end - first <= window else mask[..., i : i + 1, first:end]
+        parts.append(
+            original(
+                queries[:, :, i : i + 1],
+                _between(keys, first, end),
+                _between(values, first, end),
+                mask=own,
+                **options,
+            )
+        )
+    return mx.concatenate(parts, axis=2)
+
+
+def _between(entries: Any, first: int, end: int) -> Any:
+    if isinstance(entries, tuple | list):
+        return type(entries)(_between(part, first, end) for part in entries)
+    return entries[..., first:end, :]

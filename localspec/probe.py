@@ -1,0 +1,297 @@
+"""Finds on a loaded model which pass sizes agree bit for bit: `docs/exactness.md` says what is compared and why.
+
+A size agrees with itself when a token's row comes out the same wherever in the pass it stands and whatever filler rows
+stand behind it, and with another size when the rows of both come out the same, from the same caches. Compared are the
+logits of each row and all that it leaves in the caches, bit by bit: keys and values, and recurrent state after keeping
+each number of rows. What follows from equal caches is equal, so pairs of passes stand for all sequences of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from localspec import attention
+from localspec.caches.leaves import CutLeaf, SnapshotLeaf, leaves_of
+from localspec.rows import AFFORDABLE, RowClass, RowClasses
+from localspec.target import Target
+from localspec.transaction import Transaction
+
+MOST = 16
+SHORT, LONG = 24, 1100
+"""Tokens of context: few, and more than where MLX's Metal attention changes its algorithm (1024)."""
+SCREENED = (1, 2, 3, 5, 8)
+_USELESS = 4.0
+"""Sizes are tried up to the first that costs this many one-row passes: drafts gain nothing there."""
+_PROMISING = 1.15
+"""Measured this near to a one-row pass in two tries, a pass of two rows may cost no more than AFFORDABLE."""
+_ROUNDS = 3
+"""Interleaved timings of the sizes that plain decoding may use."""
+
+
+@dataclass(slots=True)
+class _Rows:
+    """What one size gave at one context length: digests by row, and of recurrent state by the number of rows kept."""
+
+    rows: list[bytes] = field(default_factory=list)
+    states: dict[int, bytes] = field(default_factory=dict)
+    steady: bool = True
+    """Whether the same rows came out the same one place further to the front, with other rows behind them."""
+
+    def agrees(self, other: _Rows) -> bool:
+        both = min(len(self.rows), len(other.rows))
+        shared = self.states.keys() & other.states.keys()
+        return self.rows[:both] == other.rows[:both] and all(self.states[n] == other.states[n] for n in shared)
+
+
+def probe(target: Target, *, most: int = MOST, context_length: int | None = None) -> RowClasses:
+    """Find the classes of the sizes 1 to `most`, fewer where larger ones cost too much to be of use.
+
+    `context_length`: the most tokens that the model can attend to; None means unknown. Takes a few passes of each size.
+    """
+    return _Probe(target, context_length).run(most)
+
+
+def screen(target: Target, *, context_length: int | None = None) -> RowClasses | None:
+    """The classes if it takes little to find them: when all of SCREENED agree, or a wider pass costs next to nothing.
+
+    None when passes of one row and of several round differently and several cost notably more.
+    """
+    return _Probe(target, context_length).screen()
+
+
+class _Probe:
+    def __init__(self, target: Target, context_length: int | None) -> None:
+        self._target = target
+        room = 2**31 if context_length is None else context_length
+        self._short, self._long = min(SHORT, max(room - 2 * MOST, 1)), min(LONG, room - 2 * MOST)
+        self._windows = [w for w in (_window(leaf) for leaf in leaves_of(target.new_caches())) if w]
+        if self._windows:
+            # Past the largest window, so that all of them slide.
+            self._long = min(max(self._long, max(self._windows) + MOST), room - 2 * MOST)
+        self._times: dict[int, list[float]] = {}
+        self._lengths: list[int] = []
+        self._passes = 0
+        self._by_row = True
+        self._started = time.perf_counter()
+
+    def screen(self) -> RowClasses | None:
+        short = self._at(self._short)
+        found: dict[int, _Rows] = {}
+        for size in SCREENED:
+            found[size] = self._measure(short, size)
+            if not (found[size].steady and found[size].agrees(found[1])):
+                break
+        else:
+            if self._long > self._short:
+                at_length = self._at(self._long)
+                one, several = self._measure(at_length, 1), self._measure(at_length, SCREENED[-2])
+                alike = several.steady and several.agrees(one)
+            else:
+                alike = True
+            if alike:
+                # Without costs, so that no pass is filled up: it would only be a guess.
+                return self._report([RowClass(tuple(range(1, MOST + 1)))], [])
+        if min(self._times[2]) > _PROMISING * min(self._times[1]):
+            return None
+        return self.run(MOST)
+
+    def run(self, most: int) -> RowClasses:
+        short = self._at(self._short)
+        found: dict[int, _Rows] = {}
+        for size in range(1, most + 1):
+            found[size] = self._measure(short, size)
+            if min(self._times[size]) > _USELESS * min(self._times[1]):
+                break
+        groups, unfit = _groups(found)
+        if self._long > self._short:
+            at_length = self._at(self._long)
+            # Between the ends of a class nothing changes with length, when attention does not know of sizes.
+            ends = {size for group in groups for size in ((group[0], group[-1]) if self._by_row else group)}
+            longer = {size: self._measure(at_length, size) for size in sorted(ends)}
+            if not _consistent(groups, longer):
+                for group in groups:
+                    longer |= {size: self._measure(at_length, size) for size in group if size not in longer}
+                parted = [_groups({size: longer[size] for size in group}) for group in groups]
+                groups = [part for parts, _ in parted for part in parts]
+                unfit += [size for _, bad in parted for size in bad]
+        if short.rollback == "replay":
+            groups = _replayable(groups)
+        plain = {1} | {RowClass(tuple(group), self._costs(group)).plain for group in groups}
+        for _ in range(_ROUNDS if len(plain) > 1 else 0):
+            for size in sorted(plain):
+                self._pass(short, size, self._tokens(short.held, size))
+                short.rewind(short.length)
+        return self._report([RowClass(tuple(group), self._costs(group)) for group in groups], sorted(unfit))
+
+    def _at(self, length: int) -> Transaction:
+        """Caches with `length` tokens."""
+        transaction = Transaction(self._target)
+        real = min(length, self._short) if _stretchable(transaction) else length
+        transaction.prefill(self._tokens(0, real))
+        _stretch(transaction, length)
+        if length not in self._lengths:
+            self._lengths.append(length)
+        return transaction
+
+    def _measure(self, transaction: Transaction, size: int) -> _Rows:
+        """Two passes: one full of tokens, one from the second of them on with fillers behind."""
+        start = transaction.held
+        transaction.rewind(start)
+        first = self._pass(transaction, size, self._tokens(start, size))
+        transaction.rewind(start + 1)
+        # With few fillers in one place and many in the other, every row is compared and fillers of all counts are met.
+        real = max(1, size - 1 if start == self._short else (size + 1) // 2)
+        second = self._pass(transaction, size, self._tokens(start + 1, real))
+        transaction.rewind(start)
+        if size == 1:
+            return _Rows(first.rows + second.rows, first.states | {n + 1: d for n, d in second.states.items()})
+        real = min(real, size - 1)
+        first.steady = first.rows[1 : real + 1] == second.rows[:real] and all(
+            second.states[n] == first.states[n + 1] for n in range(1, real + 1) if n in second.states
+        )
+        return first
+
+    def _pass(self, transaction: Transaction, size: int, ids: list[int]) -> _Rows:
+        """One pass of `size` rows, of which `ids` are the first; leaves those in the caches."""
+        transaction.row_class = RowClass((size,))
+        fed = mx.array(ids, mx.uint32)
+        started = time.perf_counter()
+        logits = transaction.forward(fed)
+        mx.eval(logits)
+        self._times.setdefault(size, []).append(time.perf_counter() - started)
+        self._passes += 1
+        leaves = leaves_of(transaction.caches)
+        cut = [leaf for leaf in leaves if isinstance(leaf, CutLeaf) and leaf.cache.offset]
+        if size > 1 and attention.calls() < len(cut):
+            self._by_row = False
+        held = [(logits, 0)] + [(part, -2) for leaf in cut for part in _newest(leaf, size)]
+        digests = _row_digests(held, len(ids))
+        states = {}
+        kept = [leaf for leaf in leaves if isinstance(leaf, SnapshotLeaf)]
+        if kept:
+            start = transaction.held - len(ids)
+            for count in range(len(ids), 0, -1):
+                transaction.rewind(start + count)
+                states[count] = _digest([array for leaf in kept for array in leaf.arrays()])
+        return _Rows(digests, states)
+
+    def _tokens(self, start: int, count: int) -> list[int]:
+        """The ids at the positions from `start` on of an endless text of all sorts of tokens."""
+        size = self._target.vocabulary_size
+        return [(position * 7919 + position * position * 104729 + 13) % size for position in range(start, start + count)]
+
+    def _costs(self, sizes: Sequence[int]) -> tuple[float, ...]:
+        return tuple(median(self._times[size]) for size in sizes)
+
+    def _report(self, classes: list[RowClass], unfit: list[int]) -> RowClasses:
+        mx.clear_cache()
+        return RowClasses(
+            classes=tuple(sorted(classes, key=lambda one: one.sizes)),
+            unfit=tuple(unfit),
+            one_row_s=median(self._times[1]),
+            lengths=tuple(sorted(self._lengths)),
+            attention_by_row=self._by_row,
+            passes=self._passes,
+            probe_s=time.perf_counter() - self._started,
+        )
+
+
+def affordable(classes: RowClasses | None) -> bool:
+    """Whether decoding in the best class costs plain decoding no more than `exact="auto"` allows."""
+    best = None if classes is None else classes.best()
+    if best is None or classes is None:
+        return False
+    return classes.alike or classes.relative(best) <= AFFORDABLE
+
+
+def _groups(found: dict[int, _Rows]) -> tuple[list[list[int]], list[int]]:
+    """Sizes that all agree with each other, and those that do not agree with themselves."""
+    groups: list[list[int]] = []
+    for size, rows in found.items():
+        if not rows.steady:
+            continue
+        group = next((g for g in groups if all(rows.agrees(found[other]) for other in g)), None)
+        if group is None:
+            groups.append([size])
+        else:
+            group.append(size)
+    return groups, [size for size, rows in found.items() if not rows.steady]
+
+
+def _consistent(groups: list[list[int]], found: dict[int, _Rows]) -> bool:
+    return all(
+        found[a].steady and found[a].agrees(found[b])
+        for group in groups
+        for a in group
+        for b in group
+        if a in found and b in found
+    )
+
+
+def _replayable(groups: list[list[int]]) -> list[list[int]]:
+    """Where kept rows are run again, passes of any smaller size occur: the class must hold them all from one on."""
+    first = next((group for group in groups if 1 in group), [])
+    run = [size for count, size in enumerate(first, 1) if size == count]
+    return [run] if run else []
+
+
+def _newest(leaf: CutLeaf, rows: int) -> list[mx.array]:
+    """The newest `rows` entries of a key/value cache, [batch, heads, rows, width] each."""
+    cache: Any = leaf.cache
+    end = getattr(cache, "_idx", cache.offset - getattr(cache, "start_position", 0))
+    parts: list[mx.array] = []
+    for entries in (cache.keys, cache.values):
+        parts += entries if isinstance(entries, tuple | list) else [entries]
+    return [part[..., end - rows : end, :] for part in parts if part.size]
+
+
+def _row_digests(parts: Sequence[tuple[mx.array, int]], rows: int) -> list[bytes]:
+    """One digest per row of all arrays together; each comes with the axis along which its rows stand."""
+    by_row = [mx.contiguous(mx.moveaxis(array, axis, 0)[:rows].reshape(rows, -1)) for array, axis in parts]
+    mx.eval(by_row)
+    raw = [np.array(array.view(mx.uint8)) for array in by_row]
+    return [hashlib.blake2b(b"".join(part[i].tobytes() for part in raw), digest_size=16).digest() for i in range(rows)]
+
+
+def _digest(arrays: Sequence[mx.array]) -> bytes:
+    flat = [mx.contiguous(array.reshape(-1)) for array in arrays if array.size]
+    mx.eval(flat)
+    whole = b"".join(np.array(array.view(mx.uint8)).tobytes() for array in flat)
+    return hashlib.blake2b(whole, digest_size=16).digest()
+
+
+def _window(leaf: Any) -> int:
+    return int(getattr(leaf.cache, "max_size", None) or getattr(leaf.cache, "chunk_size", None) or 0)
+
+
+def _stretchable(transaction: Transaction) -> bool:
+    return transaction.rollback != "replay" and all(
+        hasattr(leaf.cache, "update_and_fetch") and not hasattr(leaf.cache, "bits")
+        for leaf in leaves_of(transaction.caches)
+        if isinstance(leaf, CutLeaf)
+    )
+
+
+def _stretch(transaction: Transaction, length: int) -> None:
+    """Lengthen the caches by copies of what they hold: attention's arithmetic does not ask what the keys mean."""
+    while transaction.held < length:
+        rows = min(512, length - transaction.held)
+        for leaf in leaves_of(transaction.caches):
+            if not isinstance(leaf, CutLeaf) or not leaf.cache.offset:
+                continue
+            trim: Callable[[], None] = getattr(leaf.cache, "maybe_trim_front", lambda: None)
+            trim()
+            parts = _newest(leaf, min(rows, leaf.cache.offset, SHORT))
+            keys, values = (mx.concatenate([part] * -(-rows // part.shape[2]), axis=2)[..., :rows, :] for part in parts)
+            leaf.cache.update_and_fetch(keys, values)
+        transaction.held += rows
+    transaction.length = transaction.held
+    transaction.evaluate()
