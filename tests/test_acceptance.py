@@ -22,7 +22,7 @@ from localspec.acceptance import accept_coupled, accept_rejection, draw, residua
 from localspec.drafters import ModelDrafter
 from localspec.drafters.protocol import Drafter, Draw, Proposal
 from localspec.engine import Engine
-from localspec.noise import Stream, bits, gumbel
+from localspec.noise import Noise, Stream, bits, gumbel
 from localspec.settings import Settings
 
 JUST_UNDER_1 = float(np.nextafter(np.float32(1), np.float32(0)))
@@ -254,7 +254,7 @@ def test_coupled_draws_follow_the_target_whatever_the_draft_and_agree_often() ->
 
 VOCABULARY = 5
 SETTINGS: dict[str, Any] = {"temperature": 0.9, "top_p": 0.97}
-RUNS, MUTANT_RUNS = 2000, 800
+RUNS, MUTANT_RUNS = 1500, 800
 
 
 TARGET, DRAFT = random_table(1, VOCABULARY, 1.2), random_table(2, VOCABULARY, 1.2)
@@ -321,10 +321,27 @@ def _model() -> list[Drafter | str]:
 @pytest.mark.parametrize("accept", ["coupled", "rejection"])
 @pytest.mark.parametrize("drafters", [_ngram, _model])
 def test_joint_distribution_of_three_tokens(drafters: Callable[[], list[Drafter | str]], accept: str) -> None:
-    """2,000 runs over 125 strings. Odds of a false alarm: 1e-6 each."""
+    """1,500 runs over 125 strings. Odds of a false alarm: 1e-6 each."""
     p_value, rate = _joint_p_value(drafters(), accept)
     assert p_value > FALSE_ALARM
     assert 0.05 < rate < 0.95  # both branches were taken, often
+
+
+def test_each_position_has_a_coin_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A coin used in two rounds would tie them together, by less than the joint test can see."""
+    used: list[list[float]] = []
+
+    def watch(p: mx.array, q: mx.array | None, drafts: mx.array, coins: mx.array) -> mx.array:
+        used.append(coins.tolist())  # type: ignore[arg-type]
+        return accept_rejection(p, q, drafts, coins)
+
+    monkeypatch.setattr(decoder_module, "accept_rejection", watch)
+    engine = Engine(TableModel(TARGET), drafters=_model())
+    settings: dict[str, Any] = {**SETTINGS, "max_tokens": 40, "draft_length": 3, "accept": "rejection", "seed": 9}
+    rounds = [record for record in engine.generate(PROMPT, **settings).rounds if record.drafted]
+    expected = [Noise(9).uniform(range(r.position, r.position + len(r.drafted))).tolist() for r in rounds]
+    assert used == expected
+    assert len(used) > 5
 
 
 MUTANTS: dict[str, tuple[str, Any]] = {

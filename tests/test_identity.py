@@ -22,7 +22,7 @@ from localspec.errors import NumericsError
 from localspec.settings import Settings
 
 LENGTHS: list[int | str] = [1, 2, 3, 4, 5, 6, 7, 8, "auto"]
-TOKENS = 12
+TOKENS = 10
 
 
 def _prompts() -> list[list[int]]:
@@ -111,7 +111,7 @@ def test_ids_do_not_depend_on_speculation_under_filters(filters: dict[str, Any])
     for prompt in PROMPTS[::5]:
         runs = Runs(engine, prompt)
         for temperature in (0.7, 1.2):
-            runs.compare([1, 3, 5, 8, "auto"], temperature=temperature, seed=11, **filters)
+            runs.compare([1, 4, 8], temperature=temperature, seed=11, **filters)
 
 
 PENALTIES: list[dict[str, Any]] = [
@@ -132,7 +132,7 @@ def test_ids_do_not_depend_on_speculation_under_penalties(penalties: dict[str, A
         processors = make_logits_processors(**penalties)
         for temperature in (0, 0.9):
             runs = Runs(engine, prompt)
-            runs.compare([1, 2, 4, 7, "auto"], temperature=temperature, seed=3, logits_processors=processors)
+            runs.compare([1, 4, 7], temperature=temperature, seed=3, logits_processors=processors)
         Runs(himself, prompt).compare([1, 4], temperature=0.9, seed=3, logits_processors=processors)
 
 

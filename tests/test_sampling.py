@@ -16,7 +16,7 @@ from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p, make_samp
 from odds import FALSE_ALARM, chi_square
 
 from localspec.noise import Noise, Stream, bits, gumbel
-from localspec.sampling import distribution, keep_top_k
+from localspec.sampling import distribution, keep_top_k, keep_top_p
 from localspec.settings import Settings
 
 
@@ -123,6 +123,17 @@ def test_ties_at_the_edges() -> None:
     row = mx.array([[1.0, 3.0, 2.0, 2.0, 2.0, 0.0]])
     kept = [np.isfinite(np.array(keep_top_k(row, k)))[0].nonzero()[0].tolist() for k in range(1, 6)]
     assert kept == [[1], [1, 2], [1, 2, 3], [1, 2, 3, 4], [0, 1, 2, 3, 4]]
+
+
+def test_a_mass_of_exactly_top_p_is_enough() -> None:
+    logits = mx.array([[0.0, 0.0, -200.0, -200.0, -300.0]])  # two tokens of exactly 1/2, the others underflow to 0
+    for top_p, survivors in ((0.5, 2), (1.0 - 2**-20, 2)):  # tied tokens stay together
+        kept = np.isfinite(np.array(_ours(logits, Settings(temperature=1, top_p=top_p))))
+        assert kept.sum() == survivors
+    one = mx.array([[0.0, -200.0, -200.0]])  # above the second there is a mass of exactly 1, and 1 >= 1 * total
+    scores = keep_top_p(one - mx.logsumexp(one, axis=-1, keepdims=True), 1.0)
+    assert np.isfinite(np.array(scores)).tolist() == [[True, False, False]]
+    assert mx.array_equal(scores, apply_top_p(one - mx.logsumexp(one, axis=-1, keepdims=True), 1.0))
 
 
 @pytest.mark.parametrize("top_k", [40, 41, 10**9])
