@@ -59,7 +59,7 @@ def calls() -> int:
 
 
 def note_window(mask: mx.array, most: int, window: int) -> None:
-    """Tell that `mask` is a sliding window's: alone, a row would get its newest `most` keys and see `window` of them."""
+    """Tell: `mask` is a sliding window's: alone, a row would get its newest `most` keys and see `window` of those."""
     if _pass.rows > 1:
         # The array is kept as well: its id is its own only as long as it lives.
         _pass.windows[id(mask)] = (mask, most, window)
@@ -85,7 +85,7 @@ def _leave() -> None:
     with _lock:
         _inside -= 1
         if not _inside:
-            mx.fast.scaled_dot_product_attention = _originals["float"]  # type: ignore[assignment]
+            mx.fast.scaled_dot_product_attention = _originals["float"]
             base.quantized_scaled_dot_product_attention = _originals["quantized"]
 
 
@@ -108,7 +108,7 @@ def _attend_quantized(
     )
 
 
-def _attend(original: Attend, queries: mx.array, keys: Any, values: Any, *, mask: Any = None, **options: Any) -> mx.array:
+def _attend(original: Attend, queries: mx.array, keys: Any, values: Any, *, mask: Any = None, **options: Any) -> Any:
     rows = queries.shape[2]
     held = (keys[0] if isinstance(keys, tuple) else keys).shape[2]
     causal = isinstance(mask, str) and mask == "causal"

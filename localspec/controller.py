@@ -13,6 +13,7 @@ from statistics import median
 from typing import Literal
 
 from localspec.drafters.protocol import Drafter, Proposal
+from localspec.rows import RowClass
 
 MOST = 12
 """Longest draft that is considered."""
@@ -59,27 +60,27 @@ class Costs:
         """The most rows that were measured; 0 before any."""
         return max(self._seconds, default=0)
 
-    def relative(self, rows: int) -> float:
-        """T(rows) / T(1), as far as measured; between points on a line, beyond the last along its slope."""
-        points = sorted(self._seconds.items())
-        if not points or points[0][0] != 1:
-            return 1.0 + 0.1 * (rows - 1)
+    def relative(self, rows: int, plain: int = 1) -> float:
+        """T(rows) / T(plain), as far as measured; between points on a line, beyond the last along its slope."""
+        points = sorted(item for item in self._seconds.items() if item[0] >= plain)
+        if not points or points[0][0] != plain:
+            return 1.0 + 0.1 * (rows - plain)
         base = points[0][1]
         index = bisect_left(points, (rows, 0.0))
         if index < len(points) and points[index][0] == rows:
             return points[index][1] / base
         if index == len(points):
             if index == 1:
-                return 1.0 + 0.1 * (rows - 1)
+                return 1.0 + 0.1 * (rows - plain)
             # From the first point: neighbouring points are too noisy to extrapolate from.
             last_rows, last = points[-1]
-            return 1.0 + (last / base - 1.0) * (rows - 1) / (last_rows - 1)
+            return 1.0 + (last / base - 1.0) * (rows - plain) / (last_rows - plain)
         (low, low_s), (high, high_s) = points[index - 1], points[index]
         return (low_s + (high_s - low_s) * (rows - low) / (high - low)) / base
 
-    def one_row(self) -> float | None:
-        """Seconds of a one-row pass; None before one was measured."""
-        return self._seconds.get(1)
+    def of(self, rows: int) -> float | None:
+        """Seconds of a pass of that many rows; None before one was measured."""
+        return self._seconds.get(rows)
 
 
 class Acceptance:
@@ -123,6 +124,8 @@ class Controller:
         """Rounds that drafted since the last plain one."""
         self._declined: dict[str, int] = {}
         self._waits: dict[str, int] = {}
+        self.row_class: RowClass | None = None
+        """The sizes that the passes of the generation under way are filled up to; None where none are."""
 
     def before(self, drafter: Drafter, limit: int, fixed: int | Literal["auto"], *, peek: bool = False) -> int:
         """Tokens to ask the drafter for. A free drafter is asked for all that is allowed, and `after` then cuts."""
@@ -131,7 +134,7 @@ class Controller:
         limit = min(limit, MOST, self._cautious())
         if drafter.free or limit <= 0:
             return max(limit, 0)
-        if self.costs.seen(1) < _PLAIN_SAMPLES or self._since_plain >= _PLAIN_EVERY:
+        if self.costs.seen(self.width(1)) < _PLAIN_SAMPLES or self._since_plain >= _PLAIN_EVERY:
             return 0
         return self._best(drafter.name, 0, limit) or self._probe(drafter.name, peek)
 
@@ -169,20 +172,25 @@ class Controller:
         self._since_plain += 1
         drafted = len(proposal.tokens)
         self.acceptance.observe(proposal.source, bucket_of(proposal), drafted, accepted)
-        self.costs.observe(drafted + 1, verify_s)
+        self.costs.observe(self.width(drafted + 1), verify_s)
         self._draft_costs.setdefault(proposal.source, deque(maxlen=_SAMPLES)).append(draft_s / drafted)
 
     def learn_plain(self, seconds: float) -> None:
-        """Book a one-row pass."""
+        """Book a pass without drafts."""
         self._since_plain = 0
-        self.costs.observe(1, seconds)
+        self.costs.observe(self.width(1), seconds)
+
+    def width(self, rows: int) -> int:
+        """The rows that a pass really has, fillers included."""
+        return rows if self.row_class is None else self.row_class.width(rows)
 
     def _cautious(self) -> int:
         # Wide passes may cost many times a narrow one here: each width is tried after half of it was measured.
         return max(2 * self.costs.known() - 1, 1)
 
     def _best(self, drafter: str, bucket: int, limit: int) -> int:
-        one = self.costs.one_row()
+        plain = self.width(1)
+        one = self.costs.of(plain)
         costs = self._draft_costs.get(drafter)
         draft = median(costs) / one if one and costs else 0.0
         best, best_value = 0, 1.0
@@ -190,7 +198,7 @@ class Controller:
         for n in range(1, limit + 1):
             chance *= self.acceptance.estimate(drafter, bucket, n - 1)
             expected += chance
-            value = expected / (self.costs.relative(n + 1) + n * draft)
+            value = expected / (self.costs.relative(self.width(n + 1), plain) + n * draft)
             if value > best_value:
                 best, best_value = n, value
         if best:

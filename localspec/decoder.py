@@ -19,6 +19,7 @@ from localspec.controller import REPRODUCIBLE, Controller
 from localspec.drafters.protocol import Draw, Proposal
 from localspec.errors import NumericsError
 from localspec.noise import Noise, Stream
+from localspec.rows import RowClass
 from localspec.sampling import Distribution, distribution
 from localspec.session import Session
 from localspec.settings import Settings
@@ -71,9 +72,10 @@ class Decoder:
         stats: Stats,
         rounds: list[Round],
         stopping: Callable[[], bool],
+        row_class: RowClass | None = None,
     ) -> None:
         """`limit`: most tokens to emit, at least 1. `stats` and `rounds` are filled as decoding goes on. `stopping` is
-        asked before each round whether to end here."""
+        asked before each round whether to end here. `row_class`: the sizes that passes may have, None for any."""
         self._stopping = stopping
         self._session = session
         self._settings = settings
@@ -81,6 +83,8 @@ class Decoder:
         self._limit = limit
         self._text = text
         self._controller = controller
+        self._row_class = row_class
+        session.transaction.row_class = row_class
         self._stats = stats
         self._rounds = rounds
         self._noise = Noise(seed)
@@ -103,6 +107,7 @@ class Decoder:
             if self._stopping():
                 yield from self._release(self._text.finish())
                 return
+            self._controller.row_class = self._row_class  # other generations may use the controller in between
             seconds, was_ahead = 0.0, step is not None
             if step is None:
                 proposal, draft_s = self._propose()

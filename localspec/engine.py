@@ -10,7 +10,9 @@ from localspec.controller import Controller
 from localspec.drafters.ngram import NgramDrafter
 from localspec.drafters.protocol import Drafter
 from localspec.errors import PromptTooLongError, SettingsError
+from localspec.exactness import Exact
 from localspec.generation import Generation
+from localspec.rows import RowClasses
 from localspec.session import Session
 from localspec.settings import Settings
 from localspec.target import Target
@@ -57,6 +59,7 @@ class Engine:
         quantization = None if kv_bits is None else KVQuantization(kv_bits, kv_group_size, quantized_kv_start)
         self.target = Target(model, quantization)
         self.controller = Controller()
+        self._exact = Exact(self.target, context_length)
         self.drafters = [_drafter(d) for d in drafters]
         for drafter in self.drafters:
             drafter.check(model, tokenizer)
@@ -116,9 +119,21 @@ class Engine:
             context_length=self.context_length,
             texts=self._texts,
             controller=self.controller,
+            exactness=self._exact.of,
             on_end=on_end,
             on_prefill=on_prefill,
         )
+
+    def exactness(self, settings: Settings) -> str:
+        """How far ids with speculation equal ids without it under these settings, in one line.
+
+        Measures the model where that has not been done yet: call it from the thread that decodes.
+        """
+        return self._exact.of(settings).line
+
+    def row_classes(self) -> RowClasses:
+        """Which sizes of passes round alike on this machine. Takes many passes the first time."""
+        return self._exact.classes()
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt; a start token is added where the tokenizer wants one and the text has none."""

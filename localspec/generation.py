@@ -10,7 +10,9 @@ from weakref import proxy
 
 from localspec.controller import Controller
 from localspec.decoder import Decoder, FinishReason
+from localspec.exactness import Exactness
 from localspec.noise import fresh_seed
+from localspec.rows import RowClass
 from localspec.session import Session
 from localspec.settings import Settings
 from localspec.stats import Stats
@@ -39,10 +41,12 @@ class Generation(Iterator[Token]):
         context_length: int | None,
         texts: DetokenizerFactory,
         controller: Controller,
+        exactness: Callable[[Settings], Exactness],
         on_end: Callable[[Generation], None] | None = None,
         on_prefill: Callable[[int, int], None] | None = None,
     ) -> None:
-        """`on_end` is called once the session is right again; `on_prefill(done, of)` reports prompt processing."""
+        """`exactness` may measure, and is asked when decoding begins. `on_end` is called once the session is right
+        again; `on_prefill(done, of)` reports prompt processing."""
         self.seed = fresh_seed() if settings.seed is None else settings.seed
         """The seed in use, picked if none was given."""
         self.settings = replace(settings, seed=self.seed)
@@ -53,6 +57,8 @@ class Generation(Iterator[Token]):
         self.prompt_ids = prompt
         self.finish_reason: FinishReason | None = None
         """`stop` or `length`; None while it runs, and when it was closed early."""
+        self.exactness: str | None = None
+        """How far these ids equal those without speculation, in one line; None before the first token is asked for."""
         self.failed = False
         """Whether an exception ended it."""
         self._session = session
@@ -60,6 +66,7 @@ class Generation(Iterator[Token]):
         self._context_length = context_length
         self._texts = texts
         self._controller = controller
+        self._ask_exactness = exactness
         self._on_end = on_end
         self._on_prefill = on_prefill
         self._stop_asked = False
@@ -114,9 +121,15 @@ class Generation(Iterator[Token]):
             pass
         return self
 
-    def _limit(self) -> int:
+    def _limit(self, row_class: RowClass | None = None) -> int:
         limit = self.settings.max_tokens
-        room = None if self._context_length is None else self._context_length - len(self.prompt_ids)
+        context = self._context_length
+        positions = self._session.target.positions
+        if row_class is not None and positions is not None:
+            # The last pass has filler rows behind its own, which need positions as well.
+            usable = positions - (row_class.sizes[0] - 1)
+            context = usable if context is None else min(context, usable)
+        room = None if context is None else context - len(self.prompt_ids)
         if limit is None:
             return 2**31 if room is None else room
         return limit if room is None else min(limit, room)
@@ -129,18 +142,25 @@ class Generation(Iterator[Token]):
             return
         decoder = None
         try:
+            exactness = self._ask_exactness(self.settings)
+            self.exactness = exactness.line
+            limit = self._limit(exactness.row_class)
+            if limit <= 0:
+                self.finish_reason = "length"
+                return
             self._prefill(started)
             decoder = Decoder(
                 self._session,
                 self.settings,
                 seed=self.seed,
                 end_ids=self._end_ids,
-                limit=self._limit(),
+                limit=limit,
                 text=TextStream(self._texts.new(), self.settings.stop),
                 controller=self._controller,
                 stats=self.stats,
                 rounds=self.rounds,
                 stopping=lambda: self._stop_asked,
+                row_class=exactness.row_class,
             )
             for token in decoder.run():
                 self.stats.total_s = time.perf_counter() - started

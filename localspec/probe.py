@@ -186,7 +186,7 @@ class _Probe:
     def _tokens(self, start: int, count: int) -> list[int]:
         """The ids at the positions from `start` on of an endless text of all sorts of tokens."""
         size = self._target.vocabulary_size
-        return [(position * 7919 + position * position * 104729 + 13) % size for position in range(start, start + count)]
+        return [(n * 7919 + n * n * 104729 + 13) % size for n in range(start, start + count)]
 
     def _costs(self, sizes: Sequence[int]) -> tuple[float, ...]:
         return tuple(median(self._times[size]) for size in sizes)

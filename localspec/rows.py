@@ -91,11 +91,13 @@ class RowClasses:
         return len(self.classes) == 1 and not self.unfit
 
     def relative(self, one: RowClass) -> float:
-        """What plain decoding costs in that class, relative to one-row passes."""
-        return one.cost(one.plain) / self.one_row_s
+        """What plain decoding costs in that class, relative to one-row passes; 1 where costs were not measured."""
+        return one.cost(one.plain) / self.one_row_s if one.seconds else 1.0
 
     def best(self) -> RowClass | None:
         """The class to decode in: the cheapest for plain decoding of those that leave room for a draft."""
+        if self.alike and self.classes[0].largest > 1:
+            return self.classes[0]
         roomy = [one for one in self.classes if one.largest > 1]
         if not roomy:
             return None

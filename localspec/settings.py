@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 from localspec.errors import SettingsError
 
 Acceptance = Literal["coupled", "rejection"]
+Exact = Literal["auto", "rows", "off"]
 LogitsProcessor = Callable[[Any, Any], Any]
 """`processor(tokens, logits) -> logits`: ids so far, uint32 [n]; logits, [1, vocabulary]. mlx-lm's convention."""
 
@@ -38,6 +39,9 @@ class Settings:
     logits_processors: tuple[LogitsProcessor, ...] = ()
     speculate: bool = True
     accept: Acceptance = "coupled"
+    exact: Exact = "auto"
+    """`rows`: only pass sizes that round alike, for ids that are identical with and without speculation whatever the
+    backend; `auto`: so where plain decoding loses no more than 5 % by it; `off`: any size."""
     draft_length: int | Literal["auto"] = "auto"
     """Most tokens to draft per round; `auto` decides from measured costs."""
 
@@ -58,6 +62,8 @@ class Settings:
             raise SettingsError(f"speculate must be True or False, not {self.speculate!r}")
         if self.accept not in get_args(Acceptance):
             raise SettingsError(f"accept must be one of {', '.join(get_args(Acceptance))}, not {self.accept!r}")
+        if self.exact not in get_args(Exact):
+            raise SettingsError(f"exact must be one of {', '.join(get_args(Exact))}, not {self.exact!r}")
         if self.draft_length != "auto":
             _integer("draft_length", self.draft_length, 0, MAX_DRAFT_LENGTH)
 

@@ -22,6 +22,8 @@ class Target:
         self.model = model
         self.kv_quantization = kv_quantization
         self.vocabulary_size = _vocabulary_size(model)
+        self.positions = _positions(model)
+        """Positions that the model has a learned vector for; None where it needs none."""
 
     def new_caches(self) -> list[Any]:
         """The model's empty caches, of the types it asks for but for sliding windows, which are ours."""
@@ -42,6 +44,14 @@ class Target:
         """
         logits: mx.array = self.model(ids[None], cache=caches)[0]
         return logits
+
+
+def _positions(model: Any) -> int | None:
+    """Rows of a table of learned positions."""
+    for name, module in model.named_modules():
+        if name.endswith(("wpe", "position_embeddings", "embed_positions")) and "weight" in module:
+            return int(module.weight.shape[0])
+    return None
 
 
 def _vocabulary_size(model: Any) -> int:

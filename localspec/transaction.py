@@ -17,6 +17,7 @@ import mlx.core as mx
 from localspec.attention import by_row
 from localspec.caches.leaves import CutLeaf, SnapshotLeaf, is_recurrent, leaves_of
 from localspec.caches.recorder import Recorder, Recording
+from localspec.errors import CacheError
 from localspec.rows import RowClass
 from localspec.target import Target
 
@@ -78,8 +79,8 @@ class Transaction:
         """One target pass over `ids`, integer [rows]; logits [rows, vocabulary], lazy. Held until a commit decides."""
         self._drop_fillers()
         self._quantize_if_due()
-        rows = ids.shape[0]
-        width = rows if self.row_class is None else self.row_class.width(rows)
+        rows, sizes = ids.shape[0], self._sizes()
+        width = rows if sizes is None else sizes.width(rows)
         if width > rows:
             ids = mx.concatenate([ids, mx.repeat(ids[-1:], width - rows)])
         # A pass of which something was kept cannot be wanted back once the next one runs.
@@ -105,7 +106,7 @@ class Transaction:
         done = 0
         while done < len(ids):
             self._quantize_if_due()
-            rows = min(PREFILL_STEP, len(ids) - done, self.rows_allowed())
+            rows = min(PREFILL_STEP, len(ids) - done, self._rows_before_conversion())
             chunk = mx.array(list(ids[done : done + rows]), mx.uint32)
             # Noted like any pass, for `abort` should it fail.
             self._passes = [_Pass(self.held, rows, chunk, [leaf.mark() for leaf in self._leaves], None)]
@@ -120,9 +121,12 @@ class Transaction:
                 progress(done)
 
     def rows_allowed(self) -> int:
-        """Most rows that the next pass may have: passes end where the caches are to be converted."""
-        due = self._quantization
-        return 2**31 if due is None or self.held >= due.start else due.start - self.held
+        """Most rows, fillers not counted, that the next pass may have: passes end where the caches are to be converted.
+
+        Fillers may stand beyond that place: they are gone before the conversion.
+        """
+        sizes, allowed = self._sizes(), self._rows_before_conversion()
+        return allowed if sizes is None else min(allowed, sizes.largest)
 
     def commit(self, length: int, in_flight: int = 0) -> None:
         """Keep the first `length` tokens of what the caches hold, and take the rest back.
@@ -157,13 +161,23 @@ class Transaction:
         """After a pass that raised: back to what was committed, layers that the pass did not reach included."""
         first = next((p for p in self._passes if p.start >= self.length), None)
         if first is not None:
-            self._restore(first, 0)
+            self._restore(first, 0, check=False)
             self._passes = [p for p in self._passes if p.start < self.length]
         self.held, self._fillers = self.length, 0
 
     def evaluate(self) -> None:
         """Compute all that is in the caches, in the thread that built it."""
         mx.eval([leaf.arrays() for leaf in self._leaves])
+
+    def _rows_before_conversion(self) -> int:
+        due = self._quantization
+        return 2**31 if due is None or self.held >= due.start else due.start - self.held
+
+    def _sizes(self) -> RowClass | None:
+        """The sizes that the next pass may have."""
+        if self.row_class is None or self._target.positions is None:
+            return self.row_class
+        return self.row_class.up_to(self._target.positions - self.held)
 
     def _run(self, ids: mx.array) -> mx.array:
         with by_row(1 if self.row_class is None else ids.shape[0]):
@@ -193,12 +207,19 @@ class Transaction:
         if self._recorder is not None and last.recording is not None and kept:
             self._recorder.replay(last.recording, kept)
 
-    def _restore(self, last: _Pass, kept: int) -> None:
-        """Snapshots to before the pass, key/value caches to behind its first `kept` rows."""
+    def _restore(self, last: _Pass, kept: int, *, check: bool = True) -> None:
+        """Snapshots to before the pass, key/value caches to behind its first `kept` rows.
+
+        `check`: every layer has run the passes, or none of their rows.
+        """
         for leaf, mark in zip(self._leaves, last.marks, strict=True):
             if isinstance(leaf, CutLeaf):
                 # A leaf that the pass did not move has no rows of it: layers may share another's cache, or use none.
-                leaf.cut(max(leaf.cache.offset - mark.offset - kept, 0))
+                moved = leaf.cache.offset - mark.offset
+                ran = self.held + self._fillers - last.start
+                if check and moved not in (0, ran):
+                    raise CacheError(f"{leaf.name} went on by {moved} tokens of {ran}; start a new conversation")
+                leaf.cut(max(moved - kept, 0))
             else:
                 leaf.restore(mark)
 

@@ -125,9 +125,10 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "head_dim": 16,
         "o_groups": 2,
         "o_lora_rank": 16,
-        "compress_ratios": (0, 4, 4, 0),
-        "kv_source_layer_ids": (0, 1, 2, 3),
-        "index_source_layer_ids": (0, 1, 2, 3),
+        "num_hidden_layers": 3,
+        "compress_ratios": (0, 4, 4),
+        "kv_source_layer_ids": (0, 1, 2),
+        "index_source_layer_ids": (0, 1, 2),
         "index_topk": 2,
         "hc_sinkhorn_iters": 3,
     },
@@ -447,6 +448,7 @@ _WEIGHTS: dict[str, tuple[int, float]] = {
     "gpt_neox": (3, 2.0),
     "gptj": (1, 3.0),
     "nanochat": (2, 2.0),
+    "openelm": (1, 2.0),
     "phi": (2, 2.0),
     "phi3small": (1, 3.0),
     "phixtral": (2, 2.0),
@@ -459,6 +461,14 @@ CANNOT_BE_BUILT = {
     "olmo": "needs the package ai2-olmo, and exits the process without it",
     "prism_hadamard_qwen35": "qwen3_5 with packed 2-bit weights: has no random weights, only a checkpoint's",
 }
+
+FAULTS_OF_MLX_LM = {
+    "phi3small": "adds a boolean mask to the attention scores, so that the rows of a pass see the later ones; passes "
+    "of different sizes then mean different things, and no decoding in several rows can agree with one row at a time",
+    "plamo3": "lets the rows of a longer pass attend to one token more than a pass of one row can; localspec always "
+    "takes the latter's window, so its ids are not those of mlx-lm's loop where the prompt is longer than the window",
+}
+"""Where mlx-lm does not agree with itself, and what comes of it."""
 
 _HELPERS = "activations base bitlinear_layers cache gated_delta mla pipeline rope_utils ssm switch_layers"
 HELPERS = frozenset(_HELPERS.split())

@@ -83,7 +83,8 @@ def test_ids_do_not_depend_on_speculation(name: str) -> None:
     """Three drafters, two prompts; ids, the next turn's ids, and mlx-lm's own."""
     examination = Examination(name)
     result = examination.run(lengths=(4,), temperatures=(0.0, 0.8) if name == "qwen3_next" else (0.8,))
-    assert result.verdict in ("identical", "ties") if result.rounding else result.verdict == "identical", result
+    assert not result.fault, result
+    assert result.rounding or result.verdict == "identical", result
     assert len(result.divergences) <= 1, result
     assert set(result.partial) == {1, 2, 3}
     assert result.distinct >= 15
@@ -94,8 +95,8 @@ def test_ids_do_not_depend_on_speculation(name: str) -> None:
 def test_sweep(name: str) -> None:
     """Minutes to an hour; `make sweep` shows more of it."""
     result = Examination(name).run()
-    assert result.verdict != "DIFFERS", result
-    assert result.rounding or not result.divergences, result
+    assert not result.fault, result
+    assert result.rounding or result.verdict == "identical", result
     assert {1, 2, 3, 4, 5, 6} <= set(result.partial)
     assert result.distinct >= 15
 

@@ -136,7 +136,7 @@ def test_costs_follow_slowly_and_shrug_off_a_pause() -> None:
     assert costs.relative(4) == pytest.approx(3.0, rel=0.02)
     assert costs.known() == 4
     assert Costs().known() == 0
-    assert Costs().one_row() is None
+    assert Costs().of(1) is None
 
 
 def test_acceptance_starts_at_its_prior_and_moves_to_what_is_seen() -> None:

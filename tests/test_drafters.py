@@ -86,11 +86,21 @@ def test_ngram_continues_a_repetition_beyond_its_end() -> None:
     assert proposal.tokens == [6, 7, 5, 6, 7, 5, 6, 7]
 
 
-def test_ngram_never_proposes_an_id_outside_of_the_target() -> None:
-    drafter = NgramDrafter()
-    drafter.commit([1, 2, 70, 1, 2])
-    assert drafter.propose(1, _draw(vocabulary=64)) is None
-    assert drafter.propose(1, _draw(vocabulary=71)) is not None
+def test_an_id_outside_of_the_target_ends_the_proposal() -> None:
+    """Seen by the engine, for every drafter: what stands before such an id is still good."""
+
+    class Beyond(NgramDrafter):
+        def fresh(self) -> NgramDrafter:
+            return Beyond()
+
+        def propose(self, length: int, draw: Draw) -> Proposal | None:
+            return Proposal([1, 2, draw.vocabulary_size, 3][:length], "ngram")
+
+    model = tiny_llama()
+    generation = Engine(model, drafters=[Beyond()]).generate([1, 2, 3], max_tokens=20, draft_length=4)
+    assert generation.ids == Engine(model).generate([1, 2, 3], max_tokens=20, speculate=False).ids
+    assert {record.drafted for record in generation.rounds} <= {(1, 2), (1,), ()}
+    assert (1, 2) in {record.drafted for record in generation.rounds}
 
 
 @given(
@@ -267,6 +277,11 @@ def test_model_drafter_stays_inside_its_own_context_window() -> None:
     drafter.follow([1, 2, 3])
     assert drafter.propose(7, _draw(8)) is not None
     drafter.commit([1])
+    shorter = drafter.propose(7, _draw(8))
+    assert shorter is not None
+    assert len(shorter.tokens) == 6  # what is left of the window
+    drafter.commit([1] * 6)
+    assert drafter.longest() == 0
     assert drafter.propose(7, _draw(8)) is None
     assert ModelDrafter(TableModel(random_table(5, 8))).propose(3, _draw(8)) is None  # no context yet
 

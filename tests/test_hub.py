@@ -22,6 +22,8 @@ from localspec.paths import models_dir
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     isolate(tmp_path, monkeypatch)
 
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
 
 class TestNames:
     @pytest.mark.parametrize(
@@ -57,11 +59,11 @@ class TestNames:
 
     def test_half_a_hub_download_offline_names_what_is_missing(self, tmp_path: Path) -> None:
         repository = tmp_path / "hub" / "models--org--name"
-        save_model(repository / "snapshots" / "abc", shards=2)
+        save_model(repository / "snapshots" / COMMIT, shards=2)
         (repository / "refs").mkdir()
-        (repository / "refs" / "main").write_text("abc")
-        assert hub.resolve("org/name") == repository / "snapshots" / "abc"
-        (repository / "snapshots" / "abc" / "model-00002-of-00002.safetensors").unlink()
+        (repository / "refs" / "main").write_text(COMMIT)
+        assert hub.resolve("org/name") == repository / "snapshots" / COMMIT
+        (repository / "snapshots" / COMMIT / "model-00002-of-00002.safetensors").unlink()
         with pytest.raises(IncompleteModelError) as caught:
             hub.resolve("org/name")
         assert "model-00002-of-00002.safetensors is missing" in one_line(caught)

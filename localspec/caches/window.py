@@ -69,7 +69,9 @@ class WindowCache(RotatingKVCache):  # type: ignore[misc]
 
     def make_mask(self, N: int, window_size: int | None = None, return_array: bool = False) -> Any:
         """The mask for `N` new rows over what update_and_fetch will return; mlx-lm's meaning of the arguments."""
-        window = window_size or self.max_size
+        # A mask wider than the window (one model asks for it) would let a row of a longer pass see more than a pass of
+        # one row, which has no more than the window to see.
+        window = min(window_size or self.max_size, self.max_size)
         before = min(self.max_size - 1, self.offset)
         if N > 1:
             if before + N > window or return_array:

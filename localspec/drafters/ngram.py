@@ -6,6 +6,7 @@ how long it already is.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from localspec.drafters.protocol import Drafter, Draw, Proposal
@@ -18,6 +19,8 @@ _COMPARED = 32
 _PLACES = 4
 """Most recent places remembered per n-gram."""
 
+_UNDOABLE = 64
+
 
 class NgramDrafter(Drafter):
     """Proposes the continuation of the longest suffix of the context that stood there before, the latest on a tie."""
@@ -29,6 +32,8 @@ class NgramDrafter(Drafter):
         super().__init__()
         self._shortest = shortest
         self._places: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self._undo: deque[list[tuple[tuple[int, ...], tuple[int, ...]]]] = deque(maxlen=_UNDOABLE)
+        """What each of the latest tokens changed, so that an answer stopped mid-block is not indexed all over again."""
 
     def fresh(self) -> NgramDrafter:
         return NgramDrafter(self._shortest)
@@ -38,24 +43,32 @@ class NgramDrafter(Drafter):
         for token in tokens:
             # The n-grams that end before this token are indexed now that something follows them.
             end = len(context)
+            before: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
             for n in range(self._shortest, min(LONGEST, end) + 1):
                 gram = tuple(context[end - n : end])
-                places[gram] = (*places.get(gram, ())[-(_PLACES - 1) :], end)
+                known = places.get(gram, ())
+                before.append((gram, known))
+                places[gram] = (*known[-(_PLACES - 1) :], end)
+            self._undo.append(before)
             context.append(token)
 
     def rewind(self, length: int) -> None:
-        context, places = self.context, self._places
-        for end in range(len(context) - 1, max(length, 0) - 1, -1):
-            for n in range(self._shortest, min(LONGEST, end) + 1):
-                gram = tuple(context[end - n : end])
-                # An older place that this one had pushed out stays forgotten: drafts may differ by it, tokens cannot.
-                if places.get(gram, ())[-1:] == (end,):
-                    places[gram] = places[gram][:-1]
-        del context[max(length, 0) :]
+        steps = len(self.context) - length
+        if steps > len(self._undo):
+            super().rewind(length)
+            return
+        for _ in range(steps):
+            for gram, known in self._undo.pop():
+                if known:
+                    self._places[gram] = known
+                else:
+                    del self._places[gram]
+            self.context.pop()
 
     def reset(self) -> None:
         super().reset()
         self._places = {}
+        self._undo.clear()
 
     def propose(self, length: int, draw: Draw) -> Proposal | None:
         match = self._longest_match()

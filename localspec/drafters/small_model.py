@@ -50,6 +50,9 @@ class ModelDrafter(Drafter):
         return max(self.context_length - len(self.context), 0)
 
     def propose(self, length: int, draw: Draw) -> Proposal | None:
+        length = min(length, self.longest())
+        if not length:
+            return None
         try:
             return self._propose(length, draw)
         except BaseException:

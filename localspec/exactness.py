@@ -1,0 +1,90 @@
+"""How far ids with speculation equal ids without it, for one engine: which row class to decode in, and what to say.
+
+`docs/exactness.md` explains. Nothing is kept beyond the engine's life.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from localspec.probe import affordable, probe, screen
+from localspec.rows import RowClass, RowClasses
+from localspec.settings import Settings
+from localspec.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Exactness:
+    """How one generation is decoded."""
+
+    row_class: RowClass | None
+    """The sizes that passes may have; None leaves them free."""
+    line: str
+    """What that promises, in one line for people."""
+
+
+class Exact:
+    """Measures the target when it first has to, in the thread that decodes, and sticks to what it found."""
+
+    def __init__(self, target: Target, context_length: int | None) -> None:
+        self._target = target
+        self._context_length = context_length
+        self._probed: RowClasses | None = None
+        self._screened: RowClasses | None = None
+        self._auto: Exactness | None = None
+
+    def classes(self) -> RowClasses:
+        """All classes of pass sizes, by the full probe."""
+        if self._probed is None:
+            self._probed = probe(self._target, context_length=self._context_length)
+        return self._probed
+
+    def of(self, settings: Settings) -> Exactness:
+        """How a generation with these settings is decoded."""
+        if settings.exact == "off":
+            return Exactness(None, _but_distribution(settings, "up to near-ties: exact is off"))
+        chosen = self._rows() if settings.exact == "rows" else self._automatic()
+        return Exactness(chosen.row_class, _but_distribution(settings, chosen.line))
+
+    def _rows(self) -> Exactness:
+        classes = self.classes()
+        best = classes.best()
+        if best is None:
+            return Exactness(RowClass((1,)), "bit for bit: passes of one row only, so nothing is drafted")
+        return Exactness(best, _promise(classes, best))
+
+    def _automatic(self) -> Exactness:
+        # Decided once: a second look could fall on the other side of the limit, and change the ids of a seed.
+        if self._auto is None:
+            classes = self._probed
+            if classes is None:
+                classes = self._screened = screen(self._target, context_length=self._context_length)
+            best = None if classes is None else classes.best()
+            if classes is not None and best is not None and affordable(classes):
+                self._auto = Exactness(best, _promise(classes, best))
+            else:
+                price = "" if classes is None or best is None else f", at {_times(classes.relative(best))}"
+                self._auto = Exactness(
+                    None,
+                    'up to near-ties: passes of different sizes round differently here; exact="rows" decodes bit for '
+                    f"bit{price or ', slower'}",
+                )
+        return self._auto
+
+
+def _promise(classes: RowClasses, best: RowClass) -> str:
+    where = "" if classes.attention_by_row else f", as tried with {' and '.join(map(str, classes.lengths))} tokens"
+    if classes.alike:
+        return f"bit for bit: every pass size rounds alike here{where}"
+    price = _times(classes.relative(best))
+    return f"bit for bit: passes of {best.describe()} only; plain decoding costs {price}{where}"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.2f}x"
+
+
+def _but_distribution(settings: Settings, line: str) -> str:
+    if settings.accept == "coupled" or settings.temperature == 0:
+        return line
+    return f"the distribution, not the ids: {settings.accept} acceptance"
