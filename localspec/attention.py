@@ -89,13 +89,13 @@ def _leave() -> None:
             base.quantized_scaled_dot_product_attention = _originals["quantized"]
 
 
-def _attend_float(queries: mx.array, keys: Any, values: Any, **options: Any) -> mx.array:
+def _attend_float(queries: mx.array, keys: Any, values: Any, **options: Any) -> Any:
     return _attend(_originals["float"], queries, keys, values, **options)
 
 
 def _attend_quantized(
     queries: mx.array, q_keys: Any, q_values: Any, scale: float, mask: Any, group_size: int = 64, bits: int = 8
-) -> mx.array:
+) -> Any:
     return _attend(
         _originals["quantized"],
         queries,

@@ -48,6 +48,8 @@ class Conversation:
                 self._session, prompt, Settings.from_keywords(**settings), on_end=record, on_prefill=on_prefill
             )
         except PromptTooLongError as error:
+            if not self.messages:
+                raise
             raise PromptTooLongError(f"the conversation is full: {error}") from None
 
     def reset(self) -> None:
@@ -68,11 +70,10 @@ class Conversation:
         if known:
             known_text = _decode(tokenizer, known)
             if rendered.startswith(known_text):
-                ids: list[int] = known + tokenizer.encode(rendered[len(known_text) :], add_special_tokens=False)
+                ids = known + self.engine.tokenize(rendered[len(known_text) :])
                 if _decode(tokenizer, ids) == rendered:
                     return ids
-        encoded: list[int] = tokenizer.encode(rendered, add_special_tokens=False)
-        return encoded
+        return self.engine.tokenize(rendered)
 
 
 def _decode(tokenizer: Any, ids: list[int]) -> str:

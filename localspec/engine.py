@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from localspec.caches.quantization import KVQuantization
@@ -25,6 +25,9 @@ Message = dict[str, str]
 """One chat turn: `{"role": "system" | "user" | "assistant", "content": text}`."""
 Prompt = str | Sequence[Message] | Sequence[int]
 
+_PROMPTS = "a prompt is a text, a list of ids, or a list of {role, content} messages"
+_LONGEST_TOKEN = 64
+"""Characters; hardly any token stands for more."""
 _NAMED_DRAFTERS: dict[str, Callable[[], Drafter]] = {"ngram": NgramDrafter}
 
 
@@ -138,13 +141,32 @@ class Engine:
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt; a start token is added where the tokenizer wants one and the text has none."""
         if not isinstance(prompt, str):
-            items = list(prompt)
+            if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Iterable):
+                raise SettingsError(f"{_PROMPTS}, not {type(prompt).__name__}")
+            # numpy's and MLX's integers are ids as well.
+            items = [
+                item.__index__() if hasattr(item, "__index__") and not isinstance(item, bool) else item
+                for item in prompt
+            ]
             if all(isinstance(item, int) and not isinstance(item, bool) for item in items):
                 return [item for item in items if isinstance(item, int)]
             return self._encode_messages(items)
-        tokenizer = self._needed_tokenizer("a text prompt")
-        start = tokenizer.bos_token
-        ids: list[int] = tokenizer.encode(prompt, add_special_tokens=not (start and prompt.startswith(start)))
+        start = self._needed_tokenizer("a text prompt").bos_token
+        return self.tokenize(prompt, add_start=not (start and prompt.startswith(start)))
+
+    def tokenize(self, text: str, *, add_start: bool = False) -> list[int]:
+        """Ids of a text; `add_start` lets the tokenizer add what it begins a text with. Raises SettingsError for text
+        that is not valid Unicode, PromptTooLongError for one that is hopelessly long, before minutes go into it."""
+        if self.context_length is not None and len(text) > _LONGEST_TOKEN * self.context_length:
+            raise PromptTooLongError(
+                f"the prompt has {len(text)} characters, far more than {self.name}'s {self.context_length} tokens can "
+                "hold: shorten it"
+            )
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise SettingsError("the prompt is not valid Unicode text (it has lone surrogates)") from None
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_start)
         return ids
 
     def render(self, messages: Sequence[Message]) -> str:
@@ -167,12 +189,8 @@ class Engine:
             if not (
                 isinstance(item, dict) and isinstance(item.get("role"), str) and isinstance(item.get("content"), str)
             ):
-                raise SettingsError(
-                    f"a prompt is a text, a list of ids, or a list of {{role, content}} messages, not {item!r}"
-                )
-        text = self.render(items)
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
-        return ids
+                raise SettingsError(f"{_PROMPTS}, not {item!r}")
+        return self.tokenize(self.render(items))
 
     def _needed_tokenizer(self, purpose: str) -> Any:
         if self.tokenizer is None:

@@ -135,9 +135,9 @@ class Stats:
 
     @property
     def decode_tps(self) -> float | None:
-        """Tokens per second after the first one."""
+        """Tokens per second after the first one; None where one pass decided all, which leaves no time to measure."""
         tpot = self.tpot_s
-        return 1 / tpot if tpot else None
+        return 1 / tpot if tpot and self.target_passes > 1 else None
 
     @property
     def host_s(self) -> float:

@@ -51,6 +51,8 @@ def test_times_by_hand() -> None:
     stats = Stats(ttft_s=0.5, prefill_s=0.25, total_s=2.5, draft_s=0.25, verify_s=1.5)
     stats.emitted = 9
     assert stats.tpot_s == pytest.approx(0.25)
+    assert stats.decode_tps is None  # nothing was measured between passes
+    stats.target_passes = 4
     assert stats.decode_tps == pytest.approx(4)
     assert stats.host_s == pytest.approx(0.5)
 

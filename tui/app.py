@@ -134,8 +134,11 @@ class ChatApp(App[None]):
                 if not self._stopping:
                     self.status.state = f"reading the prompt… {done} / {of}"
             case Finished(reason, stopped):
+                begun = self.generation is not None and bool(self.generation.stats.emitted)
                 self._answer_ended()
-                if stopped:
+                if stopped and not begun:
+                    self.transcript.add("note", "stopped before the answer began; the message is not part of the chat")
+                elif stopped:
                     self.transcript.add("note", "stopped")
                 elif reason == "length":
                     self.transcript.add("note", "length limit reached; /max sets it")
@@ -263,7 +266,7 @@ class ChatApp(App[None]):
             self.screen.clear_selection()
 
     def action_interrupt(self) -> None:
-        """Ctrl+C: stop what runs; else copy what is selected; else leave. A second one always leaves."""
+        """Ctrl+C: stop what runs; else copy what is selected; else empty the input; else leave."""
         if self.busy and not self._stopping:
             self.action_stop()
         elif not self.busy and (selected := self.prompt.selected_text or self.screen.get_selected_text()):
@@ -271,6 +274,9 @@ class ChatApp(App[None]):
             self.screen.clear_selection()
             self.prompt.move_cursor(self.prompt.cursor_location)
             self.legend.say("copied")
+        elif not self.busy and self.prompt.text:
+            self.prompt.clear()
+            self.legend.say("cleared; once more to quit")
         else:
             self.call_later(self.action_quit)
 

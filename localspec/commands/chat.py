@@ -73,8 +73,8 @@ def chat(
     settings |= {"max_tokens": max_tokens or 1024, "speculate": not no_speculation}
     Settings.from_keywords(**settings)  # a bad one is told before anything is loaded
     one_shot = prompt is not None or as_json or not is_terminal(sys.stdin)
-    if not one_shot and not is_terminal(sys.stdout):
-        raise click.UsageError("the chat needs a terminal; give a prompt with -p or on stdin")
+    if not one_shot and (not is_terminal(sys.stdout) or os.environ.get("TERM") == "dumb"):
+        raise click.UsageError("the chat needs a terminal that can place text; give a prompt with -p or on stdin")
     use_fast_blas(ctx, blas, verbose)
     text = _read_prompt(prompt) if one_shot else None
     name = model or default_model()

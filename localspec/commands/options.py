@@ -45,7 +45,9 @@ def draft_options(command: Command) -> Command:
         command,
         click.option("--draft", metavar="MODEL", help="A small model that drafts, with the same vocabulary."),
         click.option(
-            "--draft-length", type=DraftLength(), help="Most tokens to guess per pass.  [default: auto, from costs]"
+            "--draft-length",
+            type=DraftLength(),
+            help="Tokens to guess per pass, at most 32.  [default: auto, from costs]",
         ),
     )
 

@@ -93,7 +93,7 @@ def test_stopping_while_the_prompt_is_read() -> None:
         await pilot.press("escape")
         gate.release()
         await answered(pilot, app)
-        assert blocks(app) == [("user", "A long text"), ("note", "stopped")]
+        assert blocks(app) == [("user", "A long text"), ("note", "stopped before the answer began; the message is not part of the chat")]
         gate.release(30)
         await say(pilot, app, "Again")
         await answered(pilot, app)
