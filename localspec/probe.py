@@ -30,8 +30,8 @@ SHORT, LONG = 24, 1100
 SCREENED = (1, 2, 3, 5, 8)
 _USELESS = 4.0
 """Sizes are tried up to the first that costs this many one-row passes: drafts gain nothing there."""
-_PROMISING = 1.15
-"""Measured this near to a one-row pass in two tries, a pass of two rows may cost no more than AFFORDABLE."""
+_PROMISING, _NOISE = 1.15, 0.03
+"""Measured this near to a one-row pass in two tries, a wider pass is timed more often; and what is then let pass."""
 _ROUNDS = 3
 """Interleaved timings of the sizes that plain decoding may use."""
 
@@ -60,9 +60,9 @@ def probe(target: Target, *, most: int = MOST, context_length: int | None = None
 
 
 def screen(target: Target, *, context_length: int | None = None) -> RowClasses | None:
-    """The classes if it takes little to find them: when all of SCREENED agree, or a wider pass costs next to nothing.
+    """The classes if all of SCREENED agree, or if a wider pass costs next to nothing: where the search may be of use.
 
-    None when passes of one row and of several round differently and several cost notably more.
+    None when passes of one row and of several round differently and several cost notably more: found in few passes.
     """
     return _Probe(target, context_length).screen()
 
@@ -70,7 +70,7 @@ def screen(target: Target, *, context_length: int | None = None) -> RowClasses |
 class _Probe:
     def __init__(self, target: Target, context_length: int | None) -> None:
         self._target = target
-        room = 2**31 if context_length is None else context_length
+        room = min(n for n in (context_length, target.positions, 2**31) if n is not None)
         self._short, self._long = min(SHORT, max(room - 2 * MOST, 1)), min(LONG, room - 2 * MOST)
         self._windows = [w for w in (_window(leaf) for leaf in leaves_of(target.new_caches())) if w]
         if self._windows:
@@ -99,9 +99,21 @@ class _Probe:
             if alike:
                 # Without costs, so that no pass is filled up: it would only be a guess.
                 return self._report([RowClass(tuple(range(1, MOST + 1)))], [])
-        if min(self._times[2]) > _PROMISING * min(self._times[1]):
-            return None
-        return self.run(MOST)
+        return self.run(MOST) if self._wider_costs_nothing(short) else None
+
+    def _wider_costs_nothing(self, short: Transaction) -> bool:
+        """Whether a pass of two or of four rows may cost no more than AFFORDABLE."""
+        for rounds, limit in ((2, _PROMISING), (_ROUNDS, AFFORDABLE + _NOISE)):
+            for _ in range(rounds):
+                for size in (1, 2, 4):
+                    if rounds == 2 and len(self._times.get(size, ())) >= 2:
+                        continue  # a first look at what was not timed while the sizes were compared
+                    self._pass(short, size, self._tokens(short.held, size))
+                    short.rewind(short.length)
+            # The fastest passes: what is added to them is other programs' work.
+            if min(*self._times[2], *self._times[4]) > limit * min(self._times[1]):
+                return False
+        return True
 
     def run(self, most: int) -> RowClasses:
         short = self._at(self._short)
@@ -172,7 +184,7 @@ class _Probe:
         cut = [leaf for leaf in leaves if isinstance(leaf, CutLeaf) and leaf.cache.offset]
         if size > 1 and attention.calls() < len(cut):
             self._by_row = False
-        held = [(logits, 0)] + [(part, -2) for leaf in cut for part in _newest(leaf, size)]
+        held = [(logits, 0)] + [(part, -2) for leaf in cut for part in _newest(leaf, size) if part.size]
         digests = _row_digests(held, len(ids))
         states = {}
         kept = [leaf for leaf in leaves if isinstance(leaf, SnapshotLeaf)]
@@ -250,7 +262,7 @@ def _newest(leaf: CutLeaf, rows: int) -> list[mx.array]:
     parts: list[mx.array] = []
     for entries in (cache.keys, cache.values):
         parts += entries if isinstance(entries, tuple | list) else [entries]
-    return [part[..., end - rows : end, :] for part in parts if part.size]
+    return [part[..., end - rows : end, :] for part in parts]
 
 
 def _row_digests(parts: Sequence[tuple[mx.array, int]], rows: int) -> list[bytes]:

@@ -28,6 +28,7 @@ class ScriptedGeneration:
         self.rounds: list[Any] = []
         self.tokens: list[Token] = []
         self.finish_reason: str | None = None
+        self.exactness: str | None = None
         self.closed = False
 
     @property

@@ -31,6 +31,7 @@ from localspec.bench.gap import key_gap
 from localspec.drafters import ModelDrafter, NgramDrafter
 from localspec.drafters.protocol import Drafter, Draw, Proposal
 from localspec.engine import Engine
+from localspec.errors import LocalspecError
 from localspec.session import Session
 from localspec.settings import Settings
 from localspec.tokens import Source
@@ -111,10 +112,14 @@ class Result:
     """Numbers of drafts kept in rounds that kept some and not all."""
     divergences: list[Divergence] = field(default_factory=list)
     seconds: float = 0.0
+    error: str = ""
+    """What stopped it."""
 
     @property
     def verdict(self) -> str:
         """Of speculation on against off."""
+        if self.error:
+            return "FAILS"
         return _verdict([d for d in self.divergences if not d.mlx_lm])
 
     @property
@@ -125,6 +130,8 @@ class Result:
     @property
     def fault(self) -> bool:
         """Whether something is wrong that is not mlx-lm's own."""
+        if self.error:
+            return True
         return "DIFFERS" in (self.verdict, self.plain) and self.name not in FAULTS_OF_MLX_LM
 
 
@@ -315,12 +322,15 @@ def totals(results: Sequence[Result]) -> str:
     runs, bad = sum(r.runs for r in results), [d for r in results for d in r.divergences]
     return (
         f"{len(results)} architectures: {verdicts.count('identical')} identical in every run, {verdicts.count('ties')} "
-        f"but for ties, {verdicts.count('DIFFERS')} different; {len(CANNOT_BE_BUILT)} more cannot be built here. "
+        f"but for ties, {verdicts.count('DIFFERS')} different, {verdicts.count('FAILS')} failed; "
+        f"{len(CANNOT_BE_BUILT)} more cannot be built here. "
         f"{runs} comparisons, {sum(d.tie for d in bad)} with a tie, {sum(not d.tie for d in bad)} different"
     )
 
 
 def _outcome(result: Result, *, mlx_lm: bool = False) -> str:
+    if result.error:
+        return result.error
     found = [d for d in result.divergences if d.mlx_lm == mlx_lm]
     if not found:
         return "identical"
@@ -333,6 +343,15 @@ def _items(reasons: dict[str, str]) -> str:
 
 def _round(result: Result) -> str:
     return f"{result.rounding:.0e}" if result.rounding else "0"
+
+
+def _examine(name: str) -> Result:
+    examination = Examination(name)
+    try:
+        return examination.run()
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError, LocalspecError) as error:
+        examination.result.error = f"{type(error).__name__}: {error}"
+        return examination.result
 
 
 def _read(log: Path | None) -> list[Result]:
@@ -355,12 +374,14 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
     for name in options.names or ARCHITECTURES:
         if name in done:
             continue
-        result = Examination(name).run()
+        result = _examine(name)
         results.append(result)
         say(
             f"{name:20} {result.verdict:9} {result.runs:3} runs, {result.accepted:4} of {result.drafted} drafts kept, "
             f"{result.distinct:2} distinct, {result.rollback}, rounding {result.rounding:.0e}, {result.seconds:.0f} s"
         )
+        if result.error:
+            say(f"    {result.error}")
         for d in result.divergences:
             say(f"    {'tie' if d.tie else 'DIFFERS'} after {d.index} tokens, gap {d.gap:.1e}: {d.case}")
         sys.stdout.flush()

@@ -49,6 +49,8 @@ class Report:
     overall: Summary
     identity_expected: bool
     """Whether the settings promise identical ids: coupled acceptance, or temperature 0."""
+    exactness: str = ""
+    """How far the engine says that the ids are identical, and by what means."""
 
     @property
     def identical(self) -> bool:
@@ -89,6 +91,7 @@ class Report:
             "machine": self.machine,
             "identical": self.identical,
             "identity_expected": self.identity_expected,
+            "exactness": self.exactness,
             "warnings": self.warnings,
             "overall": self.overall.as_dict(),
             "kinds": [kind.as_dict() for kind in self.kinds],
@@ -176,6 +179,8 @@ class Report:
         else:
             notes.append("THE IDS WERE NOT IDENTICAL; times are compared per token:")
             notes += self.differences
+        if self.exactness:
+            notes.append(f"Identity: {self.exactness}.")
         return notes + self.warnings
 
 

@@ -19,7 +19,7 @@ from localspec.bench.report import Report
 from localspec.bench.summary import Summary, summarize
 from localspec.bench.workloads import Prompt, Workload, choose_workloads
 from localspec.errors import LocalspecError, SettingsError
-from localspec.settings import Acceptance, Settings
+from localspec.settings import Acceptance, Exact, Settings
 
 if TYPE_CHECKING:
     from localspec.engine import Engine
@@ -40,6 +40,7 @@ def run_bench(
     seed: int = 0,
     draft_length: int | Literal["auto"] = "auto",
     accept: Acceptance = "coupled",
+    exact: Exact = "auto",
     on_progress: Progress | None = None,
 ) -> Report:
     """Decode every chosen prompt `repeats` times both ways and compare times and ids.
@@ -50,7 +51,7 @@ def run_bench(
     Raises SettingsError for settings out of range, and LocalspecError where there is nothing to compare.
     """
     chosen = choose_workloads(workloads)
-    settings = _settings(repeats, max_tokens, temperature, seed, draft_length, accept)
+    settings = _settings(repeats, max_tokens, temperature, seed, draft_length, accept, exact)
     _check_engine(engine)
     prompts = [(prompt, encode(engine, prompt)) for workload in chosen for prompt in workload.prompts]
     report_progress = on_progress or (lambda line: None)
@@ -78,6 +79,7 @@ def run_bench(
         kinds=_kinds(chosen, pairs),
         overall=summarize("overall", "overall", pairs),
         identity_expected=_identity_expected(settings),
+        exactness=engine.exactness(Settings.from_keywords(**settings)),
     )
 
 
@@ -95,6 +97,7 @@ def _settings(
     seed: int,
     draft_length: int | Literal["auto"],
     accept: Acceptance,
+    exact: Exact,
 ) -> dict[str, Any]:
     """What both runs of a pair share; raises SettingsError before anything runs."""
     if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 1:
@@ -109,6 +112,7 @@ def _settings(
         "seed": seed,
         "draft_length": draft_length,
         "accept": accept,
+        "exact": exact,
     }
     Settings.from_keywords(**shared)
     return shared

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -54,6 +54,7 @@ def bench(
     accept: str,
     draft: str | None,
     draft_length: str | int | None,
+    exact: Literal["auto", "rows", "off"] | None,
     seed: int | None,
     dtype: str,
     blas: Setting,
@@ -88,6 +89,7 @@ def bench(
         seed=seed or 0,
         draft_length=options.draft_length_value(draft_length),
         accept="rejection" if accept == "rejection" else "coupled",
+        exact=exact or "auto",
         on_progress=on_progress,
     )
     _deliver(report, json_file, report_file)

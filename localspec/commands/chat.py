@@ -95,6 +95,8 @@ def chat(
     if _print_answer(generation, output(), as_json, the_process(ctx).raise_if_interrupted):
         ctx.exit(INTERRUPTED)
     notes(_summary(generation))
+    if verbose and generation.exactness is not None:
+        notes(f"ids with and without speculation: {generation.exactness}")
 
 
 def _print_answer(generation: Generation, out: TextIO, as_json: bool, check: Callable[[], None]) -> bool:
@@ -168,6 +170,7 @@ class _JsonWriter:
             {
                 "finish_reason": generation.finish_reason,
                 "seed": generation.seed,
+                "exactness": generation.exactness,
                 "text": generation.text,
                 "rounds": [asdict(record) for record in generation.rounds],
                 "stats": generation.stats.as_dict(),

@@ -40,7 +40,7 @@ def model_argument(command: Command) -> Command:
 
 
 def draft_options(command: Command) -> Command:
-    """--draft and --draft-length."""
+    """--draft, --draft-length and --exact."""
     return _stack(
         command,
         click.option("--draft", metavar="MODEL", help="A small model that drafts, with the same vocabulary."),
@@ -48,6 +48,12 @@ def draft_options(command: Command) -> Command:
             "--draft-length",
             type=DraftLength(),
             help="Tokens to guess per pass, at most 32.  [default: auto, from costs]",
+        ),
+        click.option(
+            "--exact",
+            type=click.Choice(["auto", "rows", "off"]),
+            help="rows: on any backend the same ids as without speculation, to the last bit; auto: where that costs "
+            "next to nothing.  [default: auto]",
         ),
     )
 

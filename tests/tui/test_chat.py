@@ -93,7 +93,8 @@ def test_stopping_while_the_prompt_is_read() -> None:
         await pilot.press("escape")
         gate.release()
         await answered(pilot, app)
-        assert blocks(app) == [("user", "A long text"), ("note", "stopped before the answer began; the message is not part of the chat")]
+        note = "stopped before the answer began; the message is not part of the chat"
+        assert blocks(app) == [("user", "A long text"), ("note", note)]
         gate.release(30)
         await say(pilot, app, "Again")
         await answered(pilot, app)
