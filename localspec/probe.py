@@ -25,9 +25,10 @@ from localspec.target import Target
 from localspec.transaction import Transaction
 
 MOST = 16
-SHORT, LONG = 24, 1100
+SHORT, LONG = 12, 1100
 """Tokens of context: few, and more than where MLX's Metal attention changes its algorithm (1024)."""
-SCREENED = (1, 2, 3, 5, 8)
+WIDE = 13
+"""The longest draft that the controller considers, and the token before it: what screening takes for all sizes."""
 _USELESS = 4.0
 """Sizes are tried up to the first that costs this many one-row passes: drafts gain nothing there."""
 _PROMISING, _NOISE = 1.15, 0.03
@@ -60,7 +61,7 @@ def probe(target: Target, *, most: int = MOST, context_length: int | None = None
 
 
 def screen(target: Target, *, context_length: int | None = None) -> RowClasses | None:
-    """The classes if all of SCREENED agree, or if a wider pass costs next to nothing: where the search may be of use.
+    """The classes if one, two and WIDE rows agree, or if a wider pass costs next to nothing: a search may be of use.
 
     None when passes of one row and of several round differently and several cost notably more: found in few passes.
     """
@@ -84,22 +85,29 @@ class _Probe:
 
     def screen(self) -> RowClasses | None:
         short = self._at(self._short)
-        found: dict[int, _Rows] = {}
-        for size in SCREENED:
-            found[size] = self._measure(short, size)
-            if not (found[size].steady and found[size].agrees(found[1])):
-                break
+        if any(isinstance(leaf, SnapshotLeaf) for leaf in leaves_of(short.caches)):
+            one = self._measure(short, 1)
+            alike = all(wider.steady and wider.agrees(one) for wider in (self._measure(short, n) for n in (2, WIDE)))
         else:
-            if self._long > self._short:
-                at_length = self._at(self._long)
-                one, several = self._measure(at_length, 1), self._measure(at_length, SCREENED[-2])
-                alike = several.steady and several.agrees(one)
-            else:
-                alike = True
-            if alike:
-                # Without costs, so that no pass is filled up: it would only be a guess.
-                return self._report([RowClass(tuple(range(1, MOST + 1)))], [])
+            # The wide pass where most can be different: behind a long context.
+            alike = self._as_alone(short, 2) and self._as_alone(self._lengthened(short), WIDE)
+        if alike:
+            # Without costs, so that no pass is filled up: it would only be a guess.
+            return self._report([RowClass(tuple(range(1, WIDE + 1)))], [])
         return self.run(MOST) if self._wider_costs_nothing(short) else None
+
+    def _as_alone(self, transaction: Transaction, size: int) -> bool:
+        """Whether a pass of `size` rows gives its first and its last but fillers as passes of one row do. Not for
+        recurrent state."""
+        start = transaction.held
+        first = self._pass(transaction, 1, self._tokens(start, 1))
+        transaction.rewind(start)
+        last = max(size - 2, 1)
+        together = self._pass(transaction, size, self._tokens(start, last + 1))
+        transaction.rewind(start + last)
+        alone = self._pass(transaction, 1, self._tokens(start + last, 1))
+        transaction.rewind(start)
+        return [together.rows[0], together.rows[last]] == first.rows + alone.rows
 
     def _wider_costs_nothing(self, short: Transaction) -> bool:
         """Whether a pass of two or of four rows may cost no more than AFFORDABLE."""
@@ -148,7 +156,15 @@ class _Probe:
         transaction = Transaction(self._target)
         real = min(length, self._short) if _stretchable(transaction) else length
         transaction.prefill(self._tokens(0, real))
-        _stretch(transaction, length)
+        return self._lengthened(transaction, length)
+
+    def _lengthened(self, transaction: Transaction, length: int | None = None) -> Transaction:
+        """The same caches with `length` tokens, None for the long context: more of the same, or copies of it."""
+        length = max(self._long, self._short) if length is None else length
+        if _stretchable(transaction):
+            _stretch(transaction, length)
+        else:
+            transaction.prefill(self._tokens(transaction.held, length - transaction.held))
         if length not in self._lengths:
             self._lengths.append(length)
         return transaction

@@ -151,17 +151,22 @@ class Examination:
         self._draft = ModelDrafter(tiny_llama(1, vocabulary=VOCABULARY, layers=1))
         self._plain: dict[tuple[str, float], list[int]] = {}
 
-    def run(self, lengths: Sequence[int] = (1, 4, 8), temperatures: Sequence[float] = (0.0, 0.8)) -> Result:
+    def run(
+        self,
+        lengths: Sequence[int] = (1, 4, 8),
+        temperatures: Sequence[float] = (0.0, 0.8),
+        prompts: Sequence[str] = tuple(PROMPTS),
+    ) -> Result:
         started = time.perf_counter()
         self.result.rounding = self.rounding()
-        for prompt in PROMPTS:
+        for prompt in prompts:
             for temperature in temperatures:
                 for length in lengths:
                     for drafter in self._drafters(prompt, temperature):
                         self.compare(prompt, temperature, length, drafter)
                 self.compare_turns(prompt, temperature, lengths[-1])
             self.compare_with_mlx_lm(prompt)
-        self.result.distinct = len({token for prompt in PROMPTS for token in self.plain(prompt, 0.0)})
+        self.result.distinct = len({token for prompt in prompts for token in self.plain(prompt, 0.0)})
         self.result.seconds = round(time.perf_counter() - started, 1)
         return self.result
 

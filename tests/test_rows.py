@@ -147,12 +147,31 @@ def test_a_blinder_probe_would_miss_them(blind: str, shift: Shift | None, monkey
         assert found_on(model, most=6).alike
 
 
+@pytest.mark.parametrize("kinds", KINDS, ids="-".join)
+def test_screening_finds_differences_in_few_passes(kinds: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(localspec.probe, "_PROMISING", 0.0)  # these passes are too short for the clock
+    planted: dict[str, Shift] = {
+        "two rows": by_size([n for n in range(1, 600) if n != 2]),
+        "many rows": by_size([n for n in range(1, 600) if not 8 < n < 20]),
+        "one place": lambda s: [0.01 * (s.rows < 20 and i == localspec.probe.WIDE - 2) for i in range(s.rows)],
+        "long contexts": lambda s: [0.01 * (s.start > 1000 and s.rows > 1)] * s.rows,
+    }
+    if "recurrent" in kinds:
+        planted.pop("long contexts")  # recurrent state has no length
+    for name, shift in planted.items():
+        model = Planted(kinds, shift=shift)
+        assert screen(Target(model)) is None, name
+        assert sum(rows < 20 for _, rows in model.seen) <= 12
+    kept = Planted(("recurrent",), state_shift=lambda rows: 0.01 * (rows == 3))
+    assert screen(Target(kept)) is None
+
+
 # The choice
 
 
 def classes(*members: dict[int, float], one: float = 1.0, unfit: tuple[int, ...] = ()) -> RowClasses:
     made = tuple(RowClass(tuple(member), tuple(member.values())) for member in members)
-    return RowClasses(made, unfit, one, (24, 1100), True, 10, 0.1)
+    return RowClasses(made, unfit, one, (12, 1100), True, 10, 0.1)
 
 
 def test_widths() -> None:
