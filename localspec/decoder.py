@@ -73,9 +73,11 @@ class Decoder:
         rounds: list[Round],
         stopping: Callable[[], bool],
         row_class: RowClass | None = None,
+        speculates: bool = True,
     ) -> None:
         """`limit`: most tokens to emit, at least 1. `stats` and `rounds` are filled as decoding goes on. `stopping` is
-        asked before each round whether to end here. `row_class`: the sizes that passes may have, None for any."""
+        asked before each round whether to end here. `row_class`: the sizes that passes may have, None for any.
+        `speculates`: False for a model whose passes of several rows are not to be relied on."""
         self._stopping = stopping
         self._session = session
         self._settings = settings
@@ -93,7 +95,7 @@ class Decoder:
         if fixed == "auto" and settings.accept == "rejection":
             fixed = REPRODUCIBLE
         self._fixed = fixed
-        speculating = settings.speculate and fixed != 0
+        speculating = speculates and settings.speculate and fixed != 0
         self._drafters = session.drafters if speculating else []
         self.emitted = 0
         """Tokens kept so far; those whose text is still held back are not yielded yet."""

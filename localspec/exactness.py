@@ -5,12 +5,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+import mlx.core as mx
 
 from localspec.probe import affordable, probe, screen
 from localspec.rows import RowClass, RowClasses
 from localspec.settings import Settings
 from localspec.target import Target
+from localspec.transaction import Transaction
+
+_MEANT, _MEANT_IN_16_BITS = 1e-3, 0.02
+"""Share of the logits' range by which rows of a pass may differ from the same rows alone: many times what rounding
+does (1e-6, and 1e-3 in 16 bits)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +29,8 @@ class Exactness:
     """The sizes that passes may have; None leaves them free."""
     line: str
     """What that promises, in one line for people."""
+    speculates: bool = True
+    """False for a model in which rows of one pass mean something else than the same tokens one by one."""
 
 
 class Exact:
@@ -29,6 +39,7 @@ class Exact:
     def __init__(self, target: Target, context_length: int | None) -> None:
         self._target = target
         self._context_length = context_length
+        self._causal: bool | None = None
         self._probed: RowClasses | None = None
         self._screened: RowClasses | None = None
         self._auto: Exactness | None = None
@@ -41,10 +52,30 @@ class Exact:
 
     def of(self, settings: Settings) -> Exactness:
         """How a generation with these settings is decoded."""
+        if settings.speculate and not self._rows_mean_the_same():
+            return Exactness(None, "bit for bit: nothing is drafted, this model mixes up the rows of a pass", False)
         if settings.exact == "off":
             return Exactness(None, _but_distribution(settings, "up to near-ties: exact is off"))
         chosen = self._rows() if settings.exact == "rows" else self._automatic()
         return Exactness(chosen.row_class, _but_distribution(settings, chosen.line))
+
+    def _rows_mean_the_same(self) -> bool:
+        """Whether a pass of two rows is, but for rounding, two passes of one: not so where attention is not causal."""
+        if self._causal is None:
+            context, rows = _ids(range(1, 9), self._target), _ids((3, 5, 2, 7), self._target)
+            transaction = Transaction(self._target)
+            transaction.prefill(context)
+            together = transaction.forward(mx.array(rows, mx.uint32))
+            transaction.commit(len(context))
+            alone = mx.concatenate([transaction.forward(mx.array([row], mx.uint32)) for row in rows])
+            # Far below the top nothing is decided, and there may be ids that the model rules out with -inf.
+            floor = mx.max(together) - 50.0
+            shown, lone = (mx.maximum(x, floor).astype(mx.float32) for x in (together, alone))
+            off, spread = mx.max(mx.abs(shown - lone)), mx.max(shown) - mx.min(shown)
+            share = _MEANT if together.dtype == mx.float32 else _MEANT_IN_16_BITS
+            # Logits that are not finite are reported where they decide a token.
+            self._causal = not bool((off > share * spread).item())
+        return self._causal
 
     def _rows(self) -> Exactness:
         classes = self.classes()
@@ -88,3 +119,7 @@ def _but_distribution(settings: Settings, line: str) -> str:
     if settings.accept == "coupled" or settings.temperature == 0:
         return line
     return f"the distribution, not the ids: {settings.accept} acceptance"
+
+
+def _ids(numbers: Iterable[int], target: Target) -> list[int]:
+    return [number % target.vocabulary_size for number in numbers]

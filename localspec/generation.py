@@ -161,6 +161,7 @@ class Generation(Iterator[Token]):
                 rounds=self.rounds,
                 stopping=lambda: self._stop_asked,
                 row_class=exactness.row_class,
+                speculates=exactness.speculates,
             )
             for token in decoder.run():
                 self.stats.total_s = time.perf_counter() - started
