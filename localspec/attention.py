@@ -54,7 +54,7 @@ def by_row(rows: int) -> Iterator[None]:
 
 
 def calls() -> int:
-    """How many attention calls the last pass of this thread inside `by_row` made that were computed row by row."""
+    """How many attention calls of this thread's last pass inside `by_row` were, in all their parts, computed so."""
     return _pass.calls
 
 
@@ -117,7 +117,8 @@ def _attend(original: Attend, queries: mx.array, keys: Any, values: Any, *, mask
     # or rows that see each other.
     if rows == 1 or rows != _pass.rows or held < rows or not (causal or rowwise):
         return original(queries, keys, values, mask=mask, **options)
-    _pass.calls += 1
+    # A mask of numbers is a part of the scores that the model computed itself, for all rows and keys at once.
+    _pass.calls += causal or mask.dtype == mx.bool_
     _, most, window = _pass.windows.get(id(mask), (None, held, 0))
     parts = []
     for i in range(rows):

@@ -104,11 +104,12 @@ class Exact:
 
 
 def _promise(classes: RowClasses, best: RowClass) -> str:
-    where = "" if classes.attention_by_row else f", as tried with {' and '.join(map(str, classes.lengths))} tokens"
+    tried = " and ".join(map(str, classes.lengths))
+    # Attention that the model computes itself may round otherwise at any other length.
+    promise = "bit for bit" if classes.attention_by_row else f"bit for bit with {tried} tokens of context, where tried"
     if classes.alike:
-        return f"bit for bit: every pass size rounds alike here{where}"
-    price = _times(classes.relative(best))
-    return f"bit for bit: passes of {best.describe()} only; plain decoding costs {price}{where}"
+        return f"{promise}: every pass size rounds alike here"
+    return f"{promise}: passes of {best.describe()} only; plain decoding costs {_times(classes.relative(best))}"
 
 
 def _times(ratio: float) -> str:

@@ -12,7 +12,7 @@ import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import median_low
 from typing import Any
 
 import mlx.core as mx
@@ -217,14 +217,14 @@ class _Probe:
         return [(n * 7919 + n * n * 104729 + 13) % size for n in range(start, start + count)]
 
     def _costs(self, sizes: Sequence[int]) -> tuple[float, ...]:
-        return tuple(median(self._times[size]) for size in sizes)
+        return tuple(median_low(self._times[size]) for size in sizes)
 
     def _report(self, classes: list[RowClass], unfit: list[int]) -> RowClasses:
         mx.clear_cache()
         return RowClasses(
             classes=tuple(sorted(classes, key=lambda one: one.sizes)),
             unfit=tuple(unfit),
-            one_row_s=median(self._times[1]),
+            one_row_s=median_low(self._times[1]),
             lengths=tuple(sorted(self._lengths)),
             attention_by_row=self._by_row,
             passes=self._passes,

@@ -390,15 +390,18 @@ def _done(log: Path | None) -> set[tuple[int, float, int, int]]:
 def test_default_model_ids_do_not_depend_on_speculation() -> None:
     """20 texts x temperatures 0, 0.7, 1.2 x 2 seeds x draft lengths 1 to 8, n-gram drafts, 20 tokens each.
 
-    LOCALSPEC_SWEEP_LOG names a file to note finished work in; a second run goes on from there.
+    LOCALSPEC_SWEEP_LOG names a file to note finished work in; a second run goes on from there. Where the backend rounds
+    passes of different sizes differently (OpenBLAS), a run that goes apart at a measured near-tie is counted and
+    printed, and only there; with the wheel's own BLAS any difference fails.
     """
+    from localspec.bench.gap import key_gap
     import localspec
 
     name = os.environ.get("LOCALSPEC_SWEEP_LOG")
     log = Path(name) if name else None
     done = _done(log)
     engine = localspec.load("smollm2")
-    session, current, drafted, differing = engine.new_session(), -1, 0, []
+    session, current, drafted, differing, ties = engine.new_session(), -1, 0, [], 0
     for index, temperature, seed in _sweep():
         lengths = [n for n in range(1, 9) if (index, temperature, seed, n) not in done]
         if not lengths:
@@ -412,12 +415,20 @@ def test_default_model_ids_do_not_depend_on_speculation() -> None:
             generation = engine.generation(session, prompt, Settings(draft_length=length, **common)).run()
             drafted += generation.stats.drafted
             if generation.ids != plain:
-                differing.append((index, temperature, seed, length, plain, generation.ids))
+                at = next(i for i, (a, b) in enumerate(zip(plain, generation.ids, strict=False)) if a != b)
+                context = [*prompt, *plain[:at]]
+                gap, tolerance = key_gap(engine, context, generation.settings, plain[at], generation.ids[at])
+                tied = "near-ties" in (generation.exactness or "") and gap <= tolerance
+                print(f"prompt {index}, temperature {temperature}, seed {seed}, length {length}: apart at a gap of {gap}")
+                ties += tied
+                if not tied:
+                    differing.append((index, temperature, seed, length, plain, generation.ids))
                 continue
             if log is not None:
                 entry = {"prompt": index, "temperature": temperature, "seed": seed, "length": length}
                 entry |= {"drafted": generation.stats.drafted, "accepted": generation.stats.accepted}
                 with log.open("a") as file:
                     file.write(json.dumps(entry) + "\n")
+    print(f"{ties} runs went apart at a near-tie")
     assert not differing
     assert drafted or done
