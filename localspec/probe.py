@@ -30,7 +30,7 @@ SHORT, LONG = 12, 1100
 WIDE = 13
 """The longest draft that the controller considers, and the token before it: what screening takes for all sizes."""
 _USELESS = 4.0
-"""Sizes are tried up to the first that costs this many one-row passes: drafts gain nothing there."""
+"""Sizes are tried up to where they cost this many one-row passes: drafts gain nothing there."""
 _PROMISING, _NOISE = 1.15, 0.03
 """Measured this near to a one-row pass in two tries, a wider pass is timed more often; and what is then let pass."""
 _ROUNDS = 3
@@ -128,7 +128,8 @@ class _Probe:
         found: dict[int, _Rows] = {}
         for size in range(1, most + 1):
             found[size] = self._measure(short, size)
-            if min(self._times[size]) > _USELESS * min(self._times[1]):
+            # Two in a row: one alone may have been slowed down by other programs.
+            if all(min(self._times[n]) > _USELESS * min(self._times[1]) for n in (size - 1, size) if n):
                 break
         groups, unfit = _groups(found)
         if self._long > self._short:
@@ -272,13 +273,13 @@ def _replayable(groups: list[list[int]]) -> list[list[int]]:
 
 
 def _newest(leaf: CutLeaf, rows: int) -> list[mx.array]:
-    """The newest `rows` entries of a key/value cache, [batch, heads, rows, width] each."""
+    """The newest `rows` entries of a key/value cache, or as many as it keeps, [batch, heads, rows, width] each."""
     cache: Any = leaf.cache
     end = getattr(cache, "_idx", cache.offset - getattr(cache, "start_position", 0))
     parts: list[mx.array] = []
     for entries in (cache.keys, cache.values):
         parts += entries if isinstance(entries, tuple | list) else [entries]
-    return [part[..., end - rows : end, :] for part in parts]
+    return [part[..., max(end - rows, 0) : end, :] for part in parts]
 
 
 def _row_digests(parts: Sequence[tuple[mx.array, int]], rows: int) -> list[bytes]:

@@ -394,8 +394,8 @@ def test_default_model_ids_do_not_depend_on_speculation() -> None:
     passes of different sizes differently (OpenBLAS), a run that goes apart at a measured near-tie is counted and
     printed, and only there; with the wheel's own BLAS any difference fails.
     """
-    from localspec.bench.gap import key_gap
     import localspec
+    from localspec.bench.gap import key_gap
 
     name = os.environ.get("LOCALSPEC_SWEEP_LOG")
     log = Path(name) if name else None
@@ -419,7 +419,7 @@ def test_default_model_ids_do_not_depend_on_speculation() -> None:
                 context = [*prompt, *plain[:at]]
                 gap, tolerance = key_gap(engine, context, generation.settings, plain[at], generation.ids[at])
                 tied = "near-ties" in (generation.exactness or "") and gap <= tolerance
-                print(f"prompt {index}, temperature {temperature}, seed {seed}, length {length}: apart at a gap of {gap}")
+                print(f"prompt {index}, temperature {temperature}, seed {seed}, length {length}: gap {gap:.2e}")
                 ties += tied
                 if not tied:
                     differing.append((index, temperature, seed, length, plain, generation.ids))

@@ -15,7 +15,7 @@ from tiny import ScriptDrafter, tiny_gemma, tiny_llama
 
 import localspec.exactness
 import localspec.probe
-from localspec.attention import by_row
+from localspec.attention import by_row, calls
 from localspec.caches.window import WindowCache
 from localspec.engine import Engine
 from localspec.errors import SettingsError
@@ -227,6 +227,10 @@ def test_what_is_said_and_done(monkeypatch: pytest.MonkeyPatch) -> None:
     assert line(classes({1: 1.0}), monkeypatch, exact="rows")[1] == RowClass((1,))
     assert line(classes({1: 1.0}), monkeypatch)[1] is None
     assert line(alike, monkeypatch, accept="rejection", temperature=1.0)[0].startswith("the distribution, not the ids")
+    own = RowClasses(alike.classes, (), 1.0, (12, 1100), False, 10, 0.1)
+    assert line(own, monkeypatch)[0].startswith(
+        "bit for bit with 12 and 1100 tokens of context, where tried: every pass"
+    )
     with pytest.raises(SettingsError, match="exact must be one of auto, rows, off"):
         Settings(exact="always")  # type: ignore[arg-type]
 
@@ -521,6 +525,15 @@ def test_each_row_gets_its_own_keys() -> None:
     with pytest.raises(RuntimeError, match="boom"), by_row(2):
         raise RuntimeError("boom")
     assert mx.fast.scaled_dot_product_attention is original
+
+
+def test_scores_that_the_model_computed_itself_are_told_apart() -> None:
+    """Given as a mask of numbers, they were computed for all rows and keys at once, whatever is done afterwards."""
+    q, k = (mx.random.normal((1, 2, n, 8), key=mx.random.key(n)) for n in (3, 9))
+    for mask, counted in ((mx.zeros((1, 2, 3, 9)), 0), (mx.ones((3, 9), dtype=mx.bool_), 1)):
+        with by_row(3):
+            mx.fast.scaled_dot_product_attention(q, k, k, scale=0.3, mask=mask)
+            assert calls() == counted
 
 
 def test_window_rows_get_what_they_would_get_alone() -> None:
