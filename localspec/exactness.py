@@ -52,11 +52,14 @@ class Exact:
 
     def of(self, settings: Settings) -> Exactness:
         """How a generation with these settings is decoded."""
-        if settings.speculate and not self._rows_mean_the_same():
+        chosen = None
+        if settings.exact != "off":
+            chosen = self._rows() if settings.exact == "rows" else self._automatic()
+        # Rows that were found to agree bit for bit mean the same, too.
+        if (chosen is None or chosen.row_class is None) and settings.speculate and not self._rows_mean_the_same():
             return Exactness(None, "bit for bit: nothing is drafted, this model mixes up the rows of a pass", False)
-        if settings.exact == "off":
+        if chosen is None:
             return Exactness(None, _but_distribution(settings, "up to near-ties: exact is off"))
-        chosen = self._rows() if settings.exact == "rows" else self._automatic()
         return Exactness(chosen.row_class, _but_distribution(settings, chosen.line))
 
     def _rows_mean_the_same(self) -> bool:
