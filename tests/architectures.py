@@ -464,7 +464,7 @@ CANNOT_BE_BUILT = {
 
 FAULTS_OF_MLX_LM = {
     "phi3small": "adds a boolean mask to the attention scores, so that the rows of a pass see the later ones; "
-    "localspec notices and drafts nothing, so that ids are the same with speculation on and off, but a turn that reuses "
+    "localspec notices and drafts nothing, so that ids are the same with speculation on and off, but a turn that uses "
     "the cache differs from a cold run, whose prompt has other passes",
     "plamo3": "lets the rows of a longer pass attend to one token more than a pass of one row can; localspec always "
     "takes the latter's window, so its ids are not those of mlx-lm's loop where the prompt is longer than the window",
