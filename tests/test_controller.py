@@ -176,11 +176,11 @@ class Capricious(Controller):
         super().__init__()
         self.calls = 0
 
-    def before(self, drafter: object, limit: int, fixed: object) -> int:
+    def before(self, drafter: object, limit: int, fixed: object, *, peek: bool = False) -> int:
         self.calls += 1
         return min(limit, self.calls * 7 % 13)
 
-    def after(self, proposal: Proposal, fixed: object) -> Proposal | None:
+    def after(self, proposal: Proposal, fixed: object, *, peek: bool = False) -> Proposal | None:
         length = self.calls * 5 % 11
         return proposal.cut(length) if length else None
 
