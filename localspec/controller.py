@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Sequence
 from statistics import median
 from typing import Literal
 
@@ -26,12 +27,12 @@ _PLAIN_SAMPLES, _PLAIN_EVERY = 3, 128
 would notice that plain decoding is the faster one."""
 _FIRST_PROBE, _LAST_PROBE = 32, 512
 """Proposals declined in a row before one is tried all the same, at first and at most."""
-_MEMORY = 0.93
-"""Weight that old acceptance counts keep with each new one of their bucket."""
-_PRIOR_WEIGHT = 2.0
-_PRIORS = {"ngram": (0.30, 0.50, 0.60, 0.70, 0.80, 0.85), "draft": (0.6,), "mtp": (0.6,)}
-"""First guesses of acceptance by bucket (match length 1, 2, 3, 4-5, 6-9, 10 and more)."""
-_EDGES = (2, 3, 4, 6, 10)
+_MEMORY = 0.97
+"""Weight that old acceptance counts keep with each new one of their kind."""
+_PRIOR, _PRIOR_WEIGHT = 0.6, 4.0
+"""First guess of acceptance where the drafter has none, and the observations that a first guess is worth."""
+_EDGES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+"""Confidences are told apart by these."""
 _POSITIONS = 4
 """Positions with estimates of their own; later drafts share the last one's."""
 
@@ -84,32 +85,45 @@ class Costs:
 
 
 class Acceptance:
-    """Conditional acceptance estimates per drafter, bucket of evidence and position; old counts fade."""
+    """Chances that a draft is accepted when those before it were; old counts fade.
+
+    By what the drafter itself predicts where it does, so that the first draft of a long match and the tenth of a short
+    one teach each other; by position where it does not.
+    """
 
     def __init__(self) -> None:
-        self._counts: dict[tuple[str, int, int], tuple[float, float]] = {}
+        self._counts: dict[tuple[str, str, int], tuple[float, float]] = {}
 
-    def estimate(self, drafter: str, bucket: int, position: int) -> float:
-        position = min(position, _POSITIONS - 1)
-        priors = _PRIORS.get(drafter, (0.5,))
-        prior = priors[min(bucket, len(priors) - 1)]
+    def estimate(self, drafter: str, position: int, confidence: float | None = None) -> float:
         # A later draft of an accepted run is likelier to hold than the first.
-        prior += (1 - prior) * 0.15 * position
-        accepted, seen = self._counts.get((drafter, bucket, position), (0.0, 0.0))
+        at_position = _PRIOR + (1 - _PRIOR) * 0.15 * min(position, _POSITIONS - 1)
+        prior = at_position if confidence is None else confidence
+        accepted, seen = self._counts.get(_key(drafter, position, confidence), (0.0, 0.0))
         return (accepted + _PRIOR_WEIGHT * prior) / (seen + _PRIOR_WEIGHT)
 
-    def observe(self, drafter: str, bucket: int, drafted: int, accepted: int) -> None:
-        for i in range(min(accepted + 1, drafted)):
-            key = (drafter, bucket, min(i, _POSITIONS - 1))
+    def observe(self, proposal: Proposal, accepted: int) -> None:
+        """A draft behind a rejected one was not tested, and says nothing."""
+        for i in range(min(accepted + 1, len(proposal.tokens))):
+            key = _key(proposal.source, i, _confidence(proposal, i))
             good, seen = self._counts.get(key, (0.0, 0.0))
             self._counts[key] = (good * _MEMORY + (i < accepted), seen * _MEMORY + 1)
 
-    def fade(self, drafter: str, bucket: int) -> None:
-        """A bucket that was not tried drifts back to its first guess, so that it is tried again."""
-        key = (drafter, bucket, 0)
+    def fade(self, proposal: Proposal) -> None:
+        """What was not tried drifts back to its first guess, so that it is tried again."""
+        key = _key(proposal.source, 0, _confidence(proposal, 0))
         if key in self._counts:
             good, seen = self._counts[key]
             self._counts[key] = (good * 0.99, seen * 0.99)
+
+
+def _key(drafter: str, position: int, confidence: float | None) -> tuple[str, str, int]:
+    if confidence is None:
+        return drafter, "position", min(position, _POSITIONS - 1)
+    return drafter, "confidence", bisect_left(_EDGES, confidence)
+
+
+def _confidence(proposal: Proposal, position: int) -> float | None:
+    return None if proposal.confidence is None else proposal.confidence[position]
 
 
 class Controller:
@@ -136,7 +150,7 @@ class Controller:
             return max(limit, 0)
         if self.costs.seen(self.width(1)) < _PLAIN_SAMPLES or self._since_plain >= _PLAIN_EVERY:
             return 0
-        return self._best(drafter.name, 0, limit) or self._probe(drafter.name, peek)
+        return self._best(drafter.name, limit) or self._probe(drafter.name, peek)
 
     def after(self, proposal: Proposal, fixed: int | Literal["auto"], *, peek: bool = False) -> Proposal | None:
         """The proposal of a free drafter cut to what its evidence is worth; None when plain decoding is worth more.
@@ -145,10 +159,9 @@ class Controller:
         """
         if fixed != "auto":
             return proposal
-        bucket = bucket_of(proposal)
-        best = self._best(proposal.source, bucket, len(proposal.tokens))
+        best = self._best(proposal.source, len(proposal.tokens), proposal.confidence)
         if best == 0:
-            self.acceptance.fade(proposal.source, bucket)
+            self.acceptance.fade(proposal)
             best = self._probe(proposal.source, peek)
         return proposal.cut(best) if best else None
 
@@ -171,7 +184,7 @@ class Controller:
         """Book one round that drafted."""
         self._since_plain += 1
         drafted = len(proposal.tokens)
-        self.acceptance.observe(proposal.source, bucket_of(proposal), drafted, accepted)
+        self.acceptance.observe(proposal, accepted)
         self.costs.observe(self.width(drafted + 1), verify_s)
         self._draft_costs.setdefault(proposal.source, deque(maxlen=_SAMPLES)).append(draft_s / drafted)
 
@@ -188,7 +201,7 @@ class Controller:
         # Wide passes may cost many times a narrow one here: each width is tried after half of it was measured.
         return max(2 * self.costs.known() - 1, 1)
 
-    def _best(self, drafter: str, bucket: int, limit: int) -> int:
+    def _best(self, drafter: str, limit: int, confidence: Sequence[float] | None = None) -> int:
         plain = self.width(1)
         one = self.costs.of(plain)
         costs = self._draft_costs.get(drafter)
@@ -196,7 +209,7 @@ class Controller:
         best, best_value = 0, 1.0
         expected, chance = 1.0, 1.0
         for n in range(1, limit + 1):
-            chance *= self.acceptance.estimate(drafter, bucket, n - 1)
+            chance *= self.acceptance.estimate(drafter, n - 1, None if confidence is None else confidence[n - 1])
             expected += chance
             value = expected / (self.costs.relative(self.width(n + 1), plain) + n * draft)
             if value > best_value:
@@ -205,8 +218,3 @@ class Controller:
             self._declined[drafter] = 0
             self._waits[drafter] = _FIRST_PROBE
         return best
-
-
-def bucket_of(proposal: Proposal) -> int:
-    """The class of evidence behind a proposal: its match length, coarsely."""
-    return sum((proposal.match_length or 0) >= edge for edge in _EDGES)

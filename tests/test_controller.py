@@ -9,18 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny import ScriptDrafter, ScriptModel, tiny_llama
 
-from localspec.controller import MOST, REPRODUCIBLE, Acceptance, Controller, Costs, bucket_of
+from localspec.controller import MOST, REPRODUCIBLE, Acceptance, Controller, Costs
 from localspec.drafters import ModelDrafter, NgramDrafter, Proposal
 from localspec.engine import Engine
 
 
-def _taught(rate: float, *, row: float = 0.1, match: int | None = None, rounds: int = 400) -> Controller:
+def _offer(length: int = 8, confidence: float = 0.55) -> Proposal:
+    return Proposal([1] * length, "ngram", match_length=3, confidence=[confidence] * length)
+
+
+def _taught(rate: float, *, row: float = 0.1, rounds: int = 400) -> Controller:
     """A controller that has seen passes of 1 to 13 rows cost 1 + row per further row, and drafts pass at `rate`."""
     controller = Controller()
     for rows in range(1, MOST + 2):
         for _ in range(4):
             controller.costs.observe(rows, 1 + row * (rows - 1))
-    proposal = Proposal([1] * 8, "ngram", match_length=match)
     credit = 0.0
     for _ in range(rounds):
         accepted = 0
@@ -30,18 +33,16 @@ def _taught(rate: float, *, row: float = 0.1, match: int | None = None, rounds: 
                 break
             credit -= 1
             accepted += 1
-        controller.acceptance.observe("ngram", bucket_of(proposal), 8, accepted)
+        controller.acceptance.observe(_offer(), accepted)
     return controller
 
 
 def test_no_acceptance_means_no_drafts() -> None:
-    controller = _taught(0.0, match=3)
-    assert controller.after(Proposal([1] * 8, "ngram", match_length=3), "auto") is None
+    assert _taught(0.0).after(_offer(), "auto") is None
 
 
 def test_full_acceptance_means_long_drafts() -> None:
-    controller = _taught(1.0, match=3)
-    kept = controller.after(Proposal([1] * 12, "ngram", match_length=3), "auto")
+    kept = _taught(1.0).after(_offer(12), "auto")
     assert kept is not None
     assert len(kept.tokens) == 12
 
@@ -63,12 +64,12 @@ def test_best_lengths_are_the_known_ones(rate: float, row: float, best: int, mon
     """Free drafts, each further row costing `row` of a step: the table in the literature, to one token."""
     controller = _taught(0.5, row=row, rounds=0)
     monkeypatch.setattr(controller.acceptance, "estimate", lambda *_: rate)
-    assert abs(controller._best("ngram", 0, 12) - best) <= (best > 0)
+    assert abs(controller._best("ngram", 12) - best) <= (best > 0)
 
 
 def test_costly_passes_mean_no_drafts() -> None:
     """Where each row costs as much as a pass (a reference BLAS), even certain drafts gain nothing."""
-    assert _taught(0.9, row=1.0)._best("ngram", 0, 12) == 0
+    assert _taught(0.9, row=1.0)._best("ngram", 12) == 0
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 5, 40])
@@ -98,8 +99,7 @@ def test_wide_passes_are_tried_step_by_step() -> None:
 
 
 def test_fixed_lengths_are_not_cut() -> None:
-    controller = _taught(0.0, match=3)
-    proposal = Proposal([1] * 8, "ngram", match_length=3)
+    controller, proposal = _taught(0.0), _offer()
     assert controller.after(proposal, 8) is proposal
 
 
@@ -139,34 +139,44 @@ def test_costs_follow_slowly_and_shrug_off_a_pause() -> None:
     assert Costs().of(1) is None
 
 
-def test_acceptance_starts_at_its_prior_and_moves_to_what_is_seen() -> None:
-    acceptance = Acceptance()
-    assert acceptance.estimate("ngram", 0, 0) == pytest.approx(0.30)
-    for rate in (0, 1):
-        acceptance = Acceptance()
-        for _ in range(200):
-            acceptance.observe("ngram", 2, 4, 4 * rate)
-        assert abs(acceptance.estimate("ngram", 2, 0) - rate) < 0.1
-    # A draft behind a rejected one was not tested: it says nothing about its position.
-    acceptance = Acceptance()
-    before = acceptance.estimate("ngram", 2, 1)
+def test_acceptance_starts_at_what_the_drafter_predicts_and_moves_to_what_is_seen() -> None:
+    for confidence in (0.05, 0.55, 0.97):
+        assert Acceptance().estimate("ngram", 0, confidence) == pytest.approx(confidence)
+        for rate in (0, 1):
+            acceptance = Acceptance()
+            for _ in range(200):
+                acceptance.observe(_offer(4, confidence), 4 * rate)
+            assert abs(acceptance.estimate("ngram", 0, confidence) - rate) < 0.15
+            # The same prediction at another place is the same evidence, another prediction is not.
+            assert acceptance.estimate("ngram", 9, confidence) == acceptance.estimate("ngram", 0, confidence)
+            assert acceptance.estimate("ngram", 0, 0.75) == pytest.approx(0.75)
+
+
+def test_without_a_prediction_acceptance_is_by_position() -> None:
+    acceptance, proposal = Acceptance(), Proposal([1] * 6, "draft")
+    first = [acceptance.estimate("draft", i) for i in range(6)]
+    assert first == sorted(first)
     for _ in range(50):
-        acceptance.observe("ngram", 2, 4, 0)
-    assert acceptance.estimate("ngram", 2, 1) == before
+        acceptance.observe(proposal, 1)
+    after = [acceptance.estimate("draft", i) for i in range(6)]
+    # The first passed, the second did not; a draft behind a rejected one was not tested and says nothing.
+    assert after[0] > first[0]
+    assert after[1] < first[1]
+    assert after[2:] == first[2:]
 
 
-def test_an_untried_bucket_is_tried_again() -> None:
-    controller = _taught(0.0, match=3)
-    proposal = Proposal([1] * 8, "ngram", match_length=3)
-    assert any(controller.after(proposal, "auto") is not None for _ in range(2000))
+def test_what_was_declined_is_tried_again() -> None:
+    controller = _taught(0.0)
+    assert any(controller.after(_offer(), "auto") is not None for _ in range(2000))
 
 
-def test_buckets_are_by_match_length() -> None:
-    buckets = [bucket_of(Proposal([1], "ngram", match_length=n)) for n in range(1, 40)]
-    assert buckets == sorted(buckets)
-    assert buckets[0] == 0
-    assert buckets[-1] == 5
-    assert bucket_of(Proposal([1], "draft")) == 0
+def test_a_draft_ends_where_the_drafter_stops_believing_in_it() -> None:
+    controller = _taught(1.0, row=0.05, rounds=0)
+    proposal = Proposal([1] * 8, "ngram", confidence=[0.9, 0.9, 0.9, 0.01, 0.9, 0.9, 0.9, 0.9])
+    kept = controller.after(proposal, "auto")
+    assert kept is not None
+    assert kept.tokens == [1, 1, 1]
+    assert kept.confidence == [0.9, 0.9, 0.9]
 
 
 class Capricious(Controller):

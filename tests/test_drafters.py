@@ -86,6 +86,38 @@ def test_ngram_continues_a_repetition_beyond_its_end() -> None:
     assert proposal.tokens == [6, 7, 5, 6, 7, 5, 6, 7]
 
 
+def _confidence(context: list[int], length: int = 1) -> list[float]:
+    drafter = NgramDrafter()
+    drafter.commit(context)
+    proposal = drafter.propose(length, _draw())
+    assert proposal is not None
+    assert proposal.confidence is not None
+    assert len(proposal.confidence) == len(proposal.tokens)
+    assert all(0 < chance < 1 for chance in proposal.confidence)
+    return proposal.confidence
+
+
+def test_ngram_confidence_follows_the_evidence() -> None:
+    once = _confidence([1, 2, 3, 1])[0]
+    thrice = _confidence([1, 2, 3, 1, 2, 4, 1, 2, 5, 1])[0]
+    split = _confidence([1, 9, 3, 1, 8, 4, 1, 2, 5, 1])[0]
+    assert split < once < thrice
+    # (hits + 2 p) / (places + 2), p of the next shorter n-gram, 0.02 below the shortest.
+    assert once == pytest.approx((1 + 2 * 0.02) / 3)
+    assert thrice == pytest.approx((3 + 2 * 0.02) / 5)
+    assert split == pytest.approx((1 + 2 * 0.02) / 5)
+    # The word before decides where the word alone does not.
+    assert _confidence([7, 1, 2, 8, 1, 3, 9, 1, 4, 7, 1])[0] == pytest.approx((1 + 2 * (1 + 0.04) / 5) / 3)
+
+
+def test_ngram_confidence_grows_along_a_copy() -> None:
+    passage = list(range(10, 40))
+    along = _confidence([*passage, 5, *passage[:2]], 20)
+    assert along == sorted(along)
+    assert along[-1] > 0.95
+    assert along[0] < 0.8
+
+
 def test_an_id_outside_of_the_target_ends_the_proposal() -> None:
     """Seen by the engine, for every drafter: what stands before such an id is still good."""
 
@@ -155,7 +187,7 @@ def test_ngram_work_per_token_does_not_grow_with_the_history() -> None:
             drafter.commit([rng.randrange(50)])
         work.append(Counting.looked / 100)
     assert work[1] < 2 * work[0] + 10
-    assert all(len(places) <= 4 for places in drafter._places.values())
+    assert all(len(places) <= 8 for places in drafter._places.values())
 
 
 def test_ngram_ingests_the_whole_of_a_second_prompt() -> None:

@@ -16,8 +16,14 @@ SHORTEST, LONGEST = 1, 4
 """n-grams that are indexed. Longer matches are found by comparing backwards from the place that an n-gram gives."""
 _COMPARED = 32
 """How far back a match is measured."""
-_PLACES = 4
+_PLACES = 8
 """Most recent places remembered per n-gram."""
+_DOUBT = 2.0
+"""Observations that a shorter context's estimate is worth against a longer one's."""
+_UNSEEN = 0.02
+"""Chance of a draft that nothing speaks for."""
+_LONG = (6, 8, 12, 16, 24, 32)
+"""Match lengths beyond the indexed n-grams, each of which speaks for the draft as one more observation."""
 
 _UNDOABLE = 64
 
@@ -77,10 +83,34 @@ class NgramDrafter(Drafter):
         place, matched = match
         context, end = self.context, len(self.context)
         drafts: list[int] = []
-        for i in range(place, place + length):
+        confidence: list[float] = []
+        tail = context[-LONGEST:]
+        for i in range(length):
             # Past the end of the context the copy goes on from the draft itself: a repeated pattern repeats.
-            drafts.append(context[i] if i < end else drafts[i - end])
-        return Proposal(drafts, self.name, match_length=matched)
+            draft = context[place + i] if place + i < end else drafts[place + i - end]
+            confidence.append(self._confidence(tail, matched + i, draft))
+            drafts.append(draft)
+            tail = [*tail[1 - LONGEST :], draft]
+        return Proposal(drafts, self.name, match_length=matched, confidence=confidence)
+
+    def _confidence(self, tail: list[int], matched: int, draft: int) -> float:
+        """Chance of `draft` behind `tail`, the end of a match of `matched` tokens: what followed the same n-grams before.
+
+        Each n-gram's counts are smoothed with the estimate of the next shorter one (Dirichlet prior; MacKay and
+        Bauman Peto 1995).
+        """
+        context, chance = self.context, _UNSEEN
+        for n in range(self._shortest, min(LONGEST, len(tail)) + 1):
+            places = self._places.get(tuple(tail[-n:]))
+            if not places:
+                break
+            hits = sum(context[place] == draft for place in places)
+            chance = (hits + _DOUBT * chance) / (len(places) + _DOUBT)
+        for length in _LONG:
+            if matched < length:
+                break
+            chance = (1 + _DOUBT * chance) / (1 + _DOUBT)
+        return chance
 
     def _longest_match(self) -> tuple[int, int] | None:
         """(index of the token that followed, length of the match); None without a match."""

@@ -26,6 +26,8 @@ class Proposal:
     """q of each draft token; None means 1.0 each."""
     match_length: int | None = None
     """n-gram drafts: tokens of context that matched."""
+    confidence: list[float] | None = None
+    """Predicted chance of each draft to be accepted when those before it were; None where the drafter has no idea."""
 
     def cut(self, length: int) -> Proposal:
         """The same proposal with at most `length` tokens."""
@@ -37,6 +39,7 @@ class Proposal:
             None if self.q is None else self.q[:length],
             None if self.probabilities is None else self.probabilities[:length],
             self.match_length,
+            None if self.confidence is None else self.confidence[:length],
         )
 
 
