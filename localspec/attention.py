@@ -32,9 +32,9 @@ class _Pass(threading.local):
 
 _pass = _Pass()
 _lock = threading.Lock()
-_inside = 0
-"""Passes, of any thread, that are inside `by_row`; the first of them puts the wrappers in place, the last removes
-them. Other threads' attention goes through them unchanged."""
+_inside: set[int] = set()
+"""Threads with a pass inside `by_row`; the first of them puts the wrappers in place, the last removes them. Other
+threads' attention goes through them unchanged. An interrupt may leave a thread here: its next pass puts that right."""
 _originals: dict[str, Attend] = {}
 
 
@@ -44,9 +44,9 @@ def by_row(rows: int) -> Iterator[None]:
     if rows == 1:
         yield
         return
-    _enter()
-    _pass.rows, _pass.calls, _pass.windows = rows, 0, {}
     try:
+        _enter()
+        _pass.rows, _pass.calls, _pass.windows = rows, 0, {}
         yield
     finally:
         _pass.rows, _pass.windows = 1, {}
@@ -68,23 +68,23 @@ def note_window(mask: mx.array, most: int, window: int) -> None:
 def _enter() -> None:
     from mlx_lm.models import base
 
-    global _inside
     with _lock:
-        _inside += 1
-        if _inside == 1:
-            _originals["float"] = mx.fast.scaled_dot_product_attention
-            _originals["quantized"] = base.quantized_scaled_dot_product_attention
+        _inside.add(threading.get_ident())
+        current: Any = mx.fast.scaled_dot_product_attention
+        if current is not _attend_float:
+            _originals["float"] = current
             mx.fast.scaled_dot_product_attention = _attend_float  # type: ignore[assignment]
+        if base.quantized_scaled_dot_product_attention is not _attend_quantized:
+            _originals["quantized"] = base.quantized_scaled_dot_product_attention
             base.quantized_scaled_dot_product_attention = _attend_quantized
 
 
 def _leave() -> None:
     from mlx_lm.models import base
 
-    global _inside
     with _lock:
-        _inside -= 1
-        if not _inside:
+        _inside.discard(threading.get_ident())
+        if not _inside and len(_originals) == 2:
             mx.fast.scaled_dot_product_attention = _originals["float"]
             base.quantized_scaled_dot_product_attention = _originals["quantized"]
 
@@ -110,7 +110,7 @@ def _attend_quantized(
 
 def _attend(original: Attend, queries: mx.array, keys: Any, values: Any, *, mask: Any = None, **options: Any) -> Any:
     rows = queries.shape[2]
-    held = (keys[0] if isinstance(keys, tuple) else keys).shape[2]
+    held = (keys[0] if isinstance(keys, tuple | list) else keys).shape[2]
     causal = isinstance(mask, str) and mask == "causal"
     rowwise = isinstance(mask, mx.array) and mask.ndim >= 2 and mask.shape[-2:] == (rows, held)
     # Anything else is not what a decoder's rows ask of their own keys: other rows (another model's, another thread's),

@@ -49,6 +49,8 @@ class Costs:
         self._seconds: dict[int, float] = {}
 
     def observe(self, rows: int, seconds: float) -> None:
+        if seconds <= 0:
+            return  # a clock that stood still (virtual machines) says nothing, and nothing can be divided by it
         recent = self._recent.setdefault(rows, deque(maxlen=_SAMPLES))
         recent.append(seconds)
         self._seconds[rows] = median(recent)

@@ -65,12 +65,16 @@ class Conversation:
         """Ids of the rendered chat, going on from the ids in the session where their text is its beginning.
 
         Encoding everything anew could split the model's own words differently, and the caches would be of no use.
+        Where an earlier message was edited, what is before the control token before it is kept in the same way.
         """
         tokenizer, known = self.engine.tokenizer, self._session.ids
-        if known:
-            known_text = _decode(tokenizer, known)
-            if rendered.startswith(known_text):
-                ids = known + self.engine.tokenize(rendered[len(known_text) :])
+        control = frozenset(tokenizer.all_special_ids)
+        # Text is split into words between control tokens, so what follows one may be encoded by itself.
+        ends = [len(known), *(i for i in range(len(known) - 1, 0, -1) if known[i - 1] in control)] if known else []
+        for end in ends:
+            text = _decode(tokenizer, known[:end])
+            if rendered.startswith(text):
+                ids = known[:end] + self.engine.tokenize(rendered[len(text) :])
                 if _decode(tokenizer, ids) == rendered:
                     return ids
         return self.engine.tokenize(rendered)

@@ -80,6 +80,7 @@ class Decoder:
         `speculates`: False for a model whose passes of several rows are not to be relied on."""
         self._stopping = stopping
         self._session = session
+        self._prompt_length = len(session.ids)
         self._settings = settings
         self._end_ids = end_ids
         self._limit = limit
@@ -99,6 +100,7 @@ class Decoder:
         self._drafters = session.drafters if speculating else []
         self.emitted = 0
         """Tokens kept so far; those whose text is still held back are not yielded yet."""
+        self._yielded = 0
         self.finish_reason: FinishReason | None = None
 
     def run(self) -> Iterator[Token]:
@@ -186,7 +188,7 @@ class Decoder:
 
     def _launch(self, token: mx.array, history: Sequence[int]) -> _Step:
         """Start a one-row pass on `token` [1], which may not have been computed yet; `history`: the ids before it."""
-        logits = self._session.transaction.forward(token)
+        logits = self._forward(token)
         row = self._distribution(logits, token, history)
         noise = self._gumbel(row, [len(history) + 1])
         chosen = row.choose(noise)
@@ -204,7 +206,7 @@ class Decoder:
         session, drafts = self._session, proposal.tokens
         started = time.perf_counter()
         fed = mx.array([session.ids[-1], *drafts], mx.uint32)
-        logits = session.transaction.forward(fed)
+        logits = self._forward(fed)
         rows = self._distribution(logits, fed, session.ids[:-1])
         if self._settings.accept == "coupled":
             accepted, tokens, log_ps, logprobs = self._accept_coupled(rows, drafts)
@@ -339,8 +341,14 @@ class Decoder:
             self._stats.by_source[choice.source] = self._stats.by_source.get(choice.source, 0) + 1
         yield from self._release(ready)
 
+    def _forward(self, ids: mx.array) -> mx.array:
+        # A close takes back what was not yielded, though it was committed: text may be held back for several rounds.
+        self._session.transaction.undecided = self._prompt_length + self._yielded - 1
+        return self._session.transaction.forward(ids)
+
     def _release(self, ready: list[tuple[Token, str]]) -> Iterator[Token]:
         for token, text in ready:
+            self._yielded += 1
             yield replace(token, text=text) if text else token
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from localspec.probe import affordable, probe, screen
+from localspec.probe import WIDE, affordable, probe, screen
 from localspec.rows import RowClass, RowClasses
 from localspec.settings import Settings
 from localspec.target import Target
@@ -110,8 +110,10 @@ def _promise(classes: RowClasses, best: RowClass) -> str:
     tried = " and ".join(map(str, classes.lengths))
     # Attention that the model computes itself may round otherwise at any other length.
     promise = "bit for bit" if classes.attention_by_row else f"bit for bit with {tried} tokens of context, where tried"
-    if classes.alike:
+    if classes.alike and best.largest >= WIDE:
         return f"{promise}: every pass size rounds alike here"
+    if classes.alike:
+        return f"{promise}: passes of up to {best.largest} rows round alike here, and wider ones are not used"
     return f"{promise}: passes of {best.describe()} only; plain decoding costs {_times(classes.relative(best))}"
 
 

@@ -140,13 +140,13 @@ class Generation(Iterator[Token]):
             self.finish_reason = "length"
             self._end()
             return
-        decoder = None
+        decoder, settled = None, False
         try:
             exactness = self._ask_exactness(self.settings)
             self.exactness = exactness.line
             limit = self._limit(exactness.row_class)
             if limit <= 0:
-                self.finish_reason = "length"
+                self.finish_reason, settled = "length", True
                 return
             self._prefill(started)
             decoder = Decoder(
@@ -173,18 +173,25 @@ class Generation(Iterator[Token]):
                 yield token
         except GeneratorExit:
             self._keep()
+            settled = True
             raise
         except _PromptStopped:
-            pass
+            settled = True
         except BaseException:
             self.failed = True
             self._session.recover(len(self.prompt_ids) + len(self.tokens))
+            settled = True
             raise
         else:
             self._keep()
+            settled = True
         finally:
-            self._count_what_was_yielded()
-            self._end()
+            try:
+                if not settled:  # an interrupt while it was being settled
+                    self._session.recover(len(self.prompt_ids) + len(self.tokens))
+                self._count_what_was_yielded()
+            finally:
+                self._end()
 
     def _prefill(self, started: float) -> None:
         total = len(self.prompt_ids)

@@ -19,7 +19,7 @@ import mlx.core as mx
 import numpy as np
 
 from localspec import attention
-from localspec.caches.leaves import CutLeaf, SnapshotLeaf, leaves_of
+from localspec.caches.leaves import CutLeaf, SnapshotLeaf, leaves_of, window_of
 from localspec.rows import AFFORDABLE, RowClass, RowClasses
 from localspec.target import Target
 from localspec.transaction import Transaction
@@ -29,6 +29,8 @@ SHORT, LONG = 12, 1100
 """Tokens of context: few, and more than where MLX's Metal attention changes its algorithm (1024)."""
 WIDE = 13
 """The longest draft that the controller considers, and the token before it: what screening takes for all sizes."""
+_NARROWER = (9, 5)
+"""What screening tries where WIDE rows round differently: libraries often have other code from some size on."""
 _USELESS = 4.0
 """Sizes are tried up to where they cost this many one-row passes: drafts gain nothing there."""
 _PROMISING, _NOISE = 1.15, 0.03
@@ -61,7 +63,8 @@ def probe(target: Target, *, most: int = MOST, context_length: int | None = None
 
 
 def screen(target: Target, *, context_length: int | None = None) -> RowClasses | None:
-    """The classes if one, two and WIDE rows agree, or if a wider pass costs next to nothing: a search may be of use.
+    """The classes if one, two and WIDE rows agree (or nine, or five), or if a wider pass costs next to nothing: a search
+    may be of use then.
 
     None when passes of one row and of several round differently and several cost notably more: found in few passes.
     """
@@ -73,7 +76,7 @@ class _Probe:
         self._target = target
         room = min(n for n in (context_length, target.positions, 2**31) if n is not None)
         self._short, self._long = min(SHORT, max(room - 2 * MOST, 1)), min(LONG, room - 2 * MOST)
-        self._windows = [w for w in (_window(leaf) for leaf in leaves_of(target.new_caches())) if w]
+        self._windows = [w for w in (window_of(leaf) for leaf in leaves_of(target.new_caches())) if w]
         if self._windows:
             # Past the largest window, so that all of them slide.
             self._long = min(max(self._long, max(self._windows) + MOST), room - 2 * MOST)
@@ -85,16 +88,28 @@ class _Probe:
 
     def screen(self) -> RowClasses | None:
         short = self._at(self._short)
+        widest = self._widest_alike(short)
+        if widest:
+            # Without costs, so that no pass is filled up: it would only be a guess.
+            return self._report([RowClass(tuple(range(1, widest + 1)))], [])
+        return self.run(MOST) if self._wider_costs_nothing(short) else None
+
+    def _widest_alike(self, short: Transaction) -> int:
+        """WIDE or the next narrower size whose rows come out as those of one and of two do; 0 where none do."""
+        widths = (WIDE, *_NARROWER)
         if any(isinstance(leaf, SnapshotLeaf) for leaf in leaves_of(short.caches)):
             one = self._measure(short, 1)
-            alike = all(wider.steady and wider.agrees(one) for wider in (self._measure(short, n) for n in (2, WIDE)))
-        else:
-            # The wide pass where most can be different: behind a long context.
-            alike = self._as_alone(short, 2) and self._as_alone(self._lengthened(short), WIDE)
-        if alike:
-            # Without costs, so that no pass is filled up: it would only be a guess.
-            return self._report([RowClass(tuple(range(1, WIDE + 1)))], [])
-        return self.run(MOST) if self._wider_costs_nothing(short) else None
+
+            def as_one(size: int) -> bool:
+                wider = self._measure(short, size)
+                return wider.steady and wider.agrees(one)
+
+            return next((size for size in widths if as_one(size)), 0) if as_one(2) else 0
+        if not self._as_alone(short, 2):
+            return 0
+        # The wide passes where most can be different: behind a long context.
+        behind = self._lengthened(short)
+        return next((size for size in widths if self._as_alone(behind, size)), 0)
 
     def _as_alone(self, transaction: Transaction, size: int) -> bool:
         """Whether a pass of `size` rows gives its first and its last but fillers as passes of one row do. Not for
@@ -295,10 +310,6 @@ def _digest(arrays: Sequence[mx.array]) -> bytes:
     mx.eval(flat)
     whole = b"".join(np.array(array.view(mx.uint8)).tobytes() for array in flat)
     return hashlib.blake2b(whole, digest_size=16).digest()
-
-
-def _window(leaf: Any) -> int:
-    return int(getattr(leaf.cache, "max_size", None) or getattr(leaf.cache, "chunk_size", None) or 0)
 
 
 def _stretchable(transaction: Transaction) -> bool:

@@ -49,6 +49,10 @@ class Session:
             if not self.transaction.rewind(reused):
                 self._fresh_caches()
                 reused = 0
+        except BaseException:
+            self.clear()  # on the way back the caches hold neither the old tokens nor the prompt's
+            raise
+        try:
             missing = last - reused
             if progress is not None:
                 progress(missing)
@@ -70,11 +74,10 @@ class Session:
     def truncate(self, length: int) -> None:
         """Forget everything after the first `length` tokens, in the caches too.
 
-        Recurrent state can go back no further than into the last pass. Where that is not enough, the session goes on
-        holding the tokens that its caches hold.
+        Where the caches cannot go back that far, the session starts over.
         """
         if not self.transaction.rewind(min(self.transaction.held, max(length - 1, 0))):
-            length = max(length, self.transaction.held)
+            self.clear()
         if length < len(self.ids):
             del self.ids[length:]
             for drafter in self.drafters:
@@ -90,8 +93,16 @@ class Session:
         try:
             self.transaction.abort()
             self.truncate(min(length, self.transaction.length + 1))
+            for drafter in self.drafters:
+                if drafter.free:
+                    drafter.reset()  # it may have been interrupted anywhere, and begins afresh at next to no cost
+                else:
+                    drafter.rewind(len(self.ids))  # what it drafted for the round that failed goes, too
         except (RuntimeError, ValueError, CacheError):
             self.clear()
+        except BaseException:
+            self.clear()
+            raise
 
     def _recover_prefix(self, prompt: Sequence[int]) -> None:
         try:
@@ -100,6 +111,9 @@ class Session:
             self.ids = list(prompt[: self.transaction.length])
         except (RuntimeError, ValueError, CacheError):
             self.clear()
+        except BaseException:
+            self.clear()
+            raise
 
     def clear(self) -> None:
         """Start over with empty caches."""

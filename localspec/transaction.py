@@ -24,6 +24,9 @@ from localspec.target import Target
 PREFILL_STEP = 512
 """Prompt tokens per pass. The same for every run: chunking must not differ between runs that are to be identical."""
 
+_UNDOABLE_PASSES = 32
+"""Committed passes that are remembered where they may still be taken back; each holds on to its recurrent state."""
+
 Rollback = Literal["cut", "record", "replay"]
 """How rejected rows leave the caches: `cut` from their end; `record`: recurrent layers replay what they recorded;
 `replay`: the target runs the kept rows again."""
@@ -72,6 +75,8 @@ class Transaction:
         """Filler rows at the end of every cache; gone before anything else happens to them."""
         self.length = 0
         """Tokens committed to every cache."""
+        self.undecided: int | None = None
+        """Where given, `rewind` can go back so far even if passes were committed since, `_UNDOABLE_PASSES` at most."""
         self.held = 0
         """Tokens in the caches, those of passes not committed yet included, filler rows not."""
 
@@ -83,8 +88,10 @@ class Transaction:
         width = rows if sizes is None else sizes.width(rows)
         if width > rows:
             ids = mx.concatenate([ids, mx.repeat(ids[-1:], width - rows)])
-        # A pass of which something was kept cannot be wanted back once the next one runs.
-        self._passes = [p for p in self._passes if p.start >= self.length]
+        # A pass of which something was kept cannot be wanted back once the next one runs, but for what is undecided.
+        floor = self.length if self.undecided is None else min(self.undecided, self.length)
+        committed = [p for p in self._passes if p.start < self.length and p.start + p.rows > floor < self.length]
+        self._passes = committed[-_UNDOABLE_PASSES:] + [p for p in self._passes if p.start >= self.length]
         this = _Pass(self.held, width, ids, [leaf.mark() for leaf in self._leaves], None)
         self._passes.append(this)
         if self._recorder is None or width == 1:
@@ -112,11 +119,11 @@ class Transaction:
             self._passes = [_Pass(self.held, rows, chunk, [leaf.mark() for leaf in self._leaves], None)]
             self._target.forward(chunk, self.caches)
             self.evaluate()
+            self.held += rows
+            self.length = self.held
             self._passes = []
             mx.clear_cache()
             done += rows
-            self.held += rows
-            self.length = self.held
             if progress is not None:
                 progress(done)
 
@@ -141,14 +148,15 @@ class Transaction:
     def rewind(self, length: int) -> bool:
         """Go back to the first `length` tokens, at most those held; False, having done nothing, when there is no way.
 
-        There always is one to any row of the passes since the last commit, the last committed pass included.
+        There always is one to any row of the passes since the last commit, the last committed pass included, and of the
+        passes behind `undecided`.
         """
         if length < self._quantized_from:
             return False  # the tokens before the conversion are not there any more as they were
         if length < self.held or (self._fillers and length == self.held):
             # The newest first: rows of an older one beyond its kept ones are not what the caches hold any more.
             found = next((p for p in reversed(self._passes) if p.start <= length < p.start + p.rows), None)
-            if found is not None:
+            if found is not None and self._reaches(found, length - found.start):
                 self._back_into(found, length - found.start)
                 self._passes = [p for p in self._passes if p.start < length]
             elif not self._cut_all(length):
@@ -159,6 +167,8 @@ class Transaction:
 
     def abort(self) -> None:
         """After a pass that raised: back to what was committed, layers that the pass did not reach included."""
+        if self._recorder is not None:
+            self._recorder.release()
         first = next((p for p in self._passes if p.start >= self.length), None)
         if first is not None:
             self._restore(first, 0, check=False)
@@ -191,12 +201,18 @@ class Transaction:
         due = self._quantization
         if due is None or self.held < due.start:
             return
-        self._quantization = None
-        self._quantized_from = self.held
-        self.caches[:] = [due.convert(cache) for cache in self.caches]
+        converted = [due.convert(cache) for cache in self.caches]
         # Passes that can still be taken back keep their marks: a quantized cache counts tokens as the old one did.
-        self._leaves = leaves_of(self.caches)
-        self._snapshots = [leaf for leaf in self._leaves if isinstance(leaf, SnapshotLeaf)]
+        leaves = leaves_of(converted)
+        snapshots = [leaf for leaf in leaves if isinstance(leaf, SnapshotLeaf)]
+        # In one step: after an interrupt all is as before, or all is converted.
+        self.caches, self._leaves, self._snapshots, self._quantization, self._quantized_from = (
+            converted,
+            leaves,
+            snapshots,
+            None,
+            self.held,
+        )
 
     def _back_into(self, last: _Pass, kept: int) -> None:
         if self._snapshots and kept and last.recording is None:
@@ -222,6 +238,19 @@ class Transaction:
                 leaf.cut(max(moved - kept, 0))
             else:
                 leaf.restore(mark)
+
+    def _reaches(self, back_to: _Pass, kept: int) -> bool:
+        """Whether every layer still has what it needs behind the first `kept` rows of that pass.
+
+        Of the newest pass, always. Those behind an older one may have dropped the oldest entries of what it had.
+        """
+        if back_to is self._passes[-1]:
+            return True
+        return all(
+            leaf.can_cut(max(leaf.cache.offset - mark.offset - kept, 0))
+            for leaf, mark in zip(self._leaves, back_to.marks, strict=True)
+            if isinstance(leaf, CutLeaf)
+        )
 
     def _cut_all(self, length: int) -> bool:
         """Cut every cache to `length` tokens where all can be; False, and nothing done, where not."""

@@ -137,6 +137,13 @@ def test_costs_follow_slowly_and_shrug_off_a_pause() -> None:
     assert costs.known() == 4
     assert Costs().known() == 0
     assert Costs().of(1) is None
+    costs.observe(1, 0.0)
+    assert costs.of(1) == 1.0
+    halted = Costs()
+    for _ in range(3):
+        halted.observe(1, 0.0)
+        halted.observe(3, 1.0)
+    assert halted.relative(2) == pytest.approx(1.1)
 
 
 def test_acceptance_starts_at_what_the_drafter_predicts_and_moves_to_what_is_seen() -> None:

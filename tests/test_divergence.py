@@ -9,15 +9,13 @@ import pytest
 from planted import Planted, by_size
 
 import localspec.bench.divergence as bench
-from localspec.bench.divergence import Rehearsed, Tally, count, main
+from localspec.bench.divergence import Tally, count, main
 from localspec.engine import Engine
 from localspec.rows import RowClass, RowClasses
 
 
 def engine_of(error: float) -> Engine:
-    engine = Engine(
-        Planted(("plain", "window"), shift=by_size([1], [2, 3], [4, 5, 6, 7], error=error)), drafters=[Rehearsed()]
-    )
+    engine = Engine(Planted(("plain", "window"), shift=by_size([1], [2, 3], [4, 5, 6, 7], error=error)), drafters=[])
     classes = (RowClass((1,), (1.0,)), RowClass((4, 5, 6, 7), (1.2, 1.2, 1.3, 1.3)))
     engine._exact._probed = RowClasses(classes, (), 1.0, (12, 1100), False, 10, 0.1)
     engine._exact._causal = True

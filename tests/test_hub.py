@@ -22,6 +22,7 @@ from localspec.paths import models_dir
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     isolate(tmp_path, monkeypatch)
 
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 

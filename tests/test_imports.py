@@ -32,7 +32,8 @@ def test_importing_localspec_loads_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["chat", "--help"], ["bench", "--help"], ["models", "pull", "--help"]]
+    "arguments",
+    [["--help"], ["chat", "--help"], ["bench", "--help"], ["verify", "--help"], ["models", "pull", "--help"]],
 )
 def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     code = f"from localspec.cli import main\ntry: main({arguments!r})\nexcept SystemExit as end: assert end.code == 0"

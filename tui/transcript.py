@@ -283,4 +283,3 @@ class Transcript(ScrollView, can_focus=True):
                     parts.append(row.end if at < len(block) - 1 else "\n\n")
         text = "".join(parts).strip("\n")
         return (text, "\n") if text else None
-

@@ -19,46 +19,18 @@ from typing import TYPE_CHECKING, Any
 
 from localspec import blas
 from localspec.bench.pairs import first_difference
-from localspec.drafters.protocol import Drafter, Draw, Proposal
+from localspec.drafters.rehearsed import Rehearsed
 from localspec.errors import SettingsError
+from localspec.session import Session
 from localspec.settings import Settings
-from localspec.tokens import Source
 
 if TYPE_CHECKING:
     from localspec.engine import Engine
 
-_WRONG = 0.25
-"""Share of drafts that are made wrong."""
 _ANSWER = 192
 """Tokens per prompt."""
 _SIZES = {"1M": (128, 4, 1024), "8M": (320, 6, 2048), "40M": (640, 8, 4096)}
 """Hidden width, layers and vocabulary of the random models."""
-
-
-class Rehearsed(Drafter):
-    """Drafts what `script` says next, in numbers and with mistakes that chance decides."""
-
-    name: Source = "draft"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.script: list[int] = []
-        self._random = random.Random(1)
-
-    def fresh(self) -> Rehearsed:
-        return Rehearsed()
-
-    def commit(self, tokens: Sequence[int]) -> None:
-        self.context.extend(tokens)
-
-    def propose(self, length: int, draw: Draw) -> Proposal | None:
-        start, wanted = len(self.context), self._random.randint(0, length)
-        drafts = self.script[start : start + wanted]
-        if not drafts:
-            return None
-        mistaken = [self._random.random() < _WRONG for _ in drafts]
-        size = draw.vocabulary_size
-        return Proposal([(d + 1) % size if m else d for d, m in zip(drafts, mistaken, strict=True)], self.name)
 
 
 @dataclass(slots=True)
@@ -95,10 +67,7 @@ def count(engine: Engine, prompts: Iterator[list[int]], tally: Tally, tokens: in
             started = time.perf_counter()
             plain = engine.generate(prompt, speculate=False, **settings)
             half = time.perf_counter()
-            session = engine.new_session()
-            for drafter in session.drafters:
-                if isinstance(drafter, Rehearsed):
-                    drafter.script = prompt + plain.ids
+            session = Session(engine.target, [Rehearsed(prompt + plain.ids)])
             generation = engine.generation(session, prompt, Settings(draft_length=15, **settings)).run()
             tally.plain_s += half - started
             tally.speculative_s += time.perf_counter() - half
@@ -149,7 +118,7 @@ def random_engine(size: str) -> Engine:
 
     model.update(tree_map(fill, model.parameters()))
     mx.eval(model.parameters())
-    return Engine(model, drafters=[Rehearsed()], name=f"random {size}")
+    return Engine(model, drafters=[], name=f"random {size}")
 
 
 def _prompts(engine: Engine) -> Iterator[list[int]]:
@@ -186,7 +155,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         import localspec
 
-        engine = localspec.load(arguments.model, dtype=arguments.dtype, drafters=[Rehearsed()])
+        engine = localspec.load(arguments.model, dtype=arguments.dtype, drafters=[])
     found = engine.row_classes()
     best = found.best()
     print(f"{engine.name}, {blas.status()}; probe: {found.passes} passes, {found.probe_s:.1f} s", flush=True)

@@ -35,7 +35,7 @@ def run_bench(
     *,
     workloads: list[str] | None = None,
     repeats: int = 2,
-    max_tokens: int = 128,
+    max_tokens: int = 256,
     temperature: float = 0.0,
     seed: int = 0,
     draft_length: int | Literal["auto"] = "auto",

@@ -49,7 +49,9 @@ class CutLeaf:
         if isinstance(self.cache, WindowCache):
             return self.cache.can_trim(rows)
         if isinstance(self.cache, ChunkedKVCache):
-            return bool(rows <= self.cache.offset - self.cache.start_position)
+            # The next row attends from the beginning of its chunk on; passes since may have dropped some of that.
+            end = self.cache.offset - rows
+            return bool(end >= 0 and self.cache.start_position <= end // self.cache.chunk_size * self.cache.chunk_size)
         return bool(rows <= self.cache.offset)
 
     def cut(self, rows: int) -> None:
@@ -57,13 +59,14 @@ class CutLeaf:
         if not rows:
             return
         before = self.cache.offset
+        if isinstance(self.cache, ConcatenateKVCache):
+            # Its own trim moves the offset only, and the next update would append behind the dropped rows. Before the
+            # offset says that they are gone: an interrupt between the two can be made good.
+            end = max(before - rows, 0)
+            self.cache.keys, self.cache.values = self.cache.keys[..., :end, :], self.cache.values[..., :end, :]
         trimmed = self.cache.trim(rows) if rows > 0 else 0
         if trimmed != rows or self.cache.offset != before - rows:
             raise CacheError(f"{self.name} gave back {trimmed} of {rows} tokens; start a new conversation")
-        if isinstance(self.cache, ConcatenateKVCache):
-            # Its own trim moves the offset only, and the next update would append behind the dropped rows.
-            end = self.cache.offset
-            self.cache.keys, self.cache.values = self.cache.keys[..., :end, :], self.cache.values[..., :end, :]
 
 
 class SnapshotLeaf:
@@ -86,7 +89,6 @@ class SnapshotLeaf:
         for key, value in mark.items():
             # Handles of its own again, or the next pass would write into the mark.
             setattr(self.cache, key, _own(value))
-
 
     def arrays(self) -> list[mx.array]:
         """All arrays in it."""
@@ -121,6 +123,11 @@ def _leaves(cache: Any, name: str) -> Iterator[Leaf]:
         # By exact type: a subclass may keep more than its parent's `trim` knows of.
         kind = CutLeaf if type(cache) in _CUT else SnapshotLeaf
         yield kind(cache, f"{name} ({type(cache).__name__})")
+
+
+def window_of(leaf: Leaf) -> int:
+    """Tokens that a sliding window (or a chunk of attention) holds at most; 0 where there is none."""
+    return int(getattr(leaf.cache, "max_size", None) or getattr(leaf.cache, "chunk_size", None) or 0)
 
 
 def is_recurrent(leaf: Leaf) -> bool:

@@ -31,12 +31,12 @@ class KVQuantization:
             raise SettingsError(f"quantized_kv_start must be an integer of at least 0, not {self.start!r}")
 
     def convert(self, cache: Any) -> Any:
-        """The same cache, quantized if it is a plain key/value cache (inside a list, too)."""
+        """The same cache, quantized if it is a plain key/value cache (inside a list, too); `cache` itself stays."""
         if type(cache) is KVCache:
             width = None if cache.keys is None else min(cache.keys.shape[-1], cache.values.shape[-1])
             if width is not None and width % self.group_size:
                 raise SettingsError(f"kv_group_size {self.group_size} does not divide this model's head width {width}")
             return cache.to_quantized(group_size=self.group_size, bits=self.bits)
         if type(cache) is CacheList:
-            cache.caches = tuple(self.convert(inner) for inner in cache.caches)
+            return CacheList(*(self.convert(inner) for inner in cache.caches))
         return cache

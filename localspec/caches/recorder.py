@@ -44,13 +44,23 @@ class Recording:
 
 
 class Recorder:
-    """Records and replays the recurrent layers of one model. Between passes the model is as it was."""
+    """Records and replays the recurrent layers of one model. Between passes the model is as it was.
+
+    Only an interrupt at the very end of a recording or a replay can leave it otherwise: see `release`.
+    """
 
     def __init__(self, model: nn.Module, caches: Sequence[Any]) -> None:
         """`caches`: the recurrent ones; a module that is handed one of them is taken for a recurrent layer."""
         self._caches = {id(cache): cache for cache in caches}
         self._modules = [module for _, module in model.named_modules()]
         self._layers: list[nn.Module] | None = None
+        self.release()
+
+    def release(self) -> None:
+        """Give all modules their own classes back, where an interrupt kept that from being done."""
+        for module in self._modules:
+            while "lent_by" in vars(type(module)):
+                module.__class__ = type(module).lent_by
 
     @contextmanager
     def recording(self, rows: int) -> Iterator[Recording]:
@@ -143,4 +153,4 @@ def _listening(kind: type, wrapper: Any) -> type:
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return wrapper(self, lambda *a, **k: original(self, *a, **k), args, kwargs)
 
-    return type(kind.__name__, (kind,), {"__call__": call})
+    return type(kind.__name__, (kind,), {"__call__": call, "lent_by": kind})

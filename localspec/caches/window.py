@@ -43,8 +43,8 @@ class WindowCache(RotatingKVCache):  # type: ignore[misc]
         end = self._idx + rows
         self.keys[..., self._idx : end, :] = keys
         self.values[..., self._idx : end, :] = values
-        self._idx = end
-        self.offset += rows
+        # In one step: an interrupt between the two would leave an entry too many.
+        self._idx, self.offset = end, self.offset + rows
         self._shown = min(end, self.max_size - 1 + rows)
         return self.keys_and_values()
 
@@ -59,8 +59,7 @@ class WindowCache(RotatingKVCache):  # type: ignore[misc]
         """Take back the newest `n` tokens; returns 0, having done nothing, when older ones it needs are gone."""
         if not self.can_trim(n):
             return 0
-        self.offset -= n
-        self._idx -= n
+        self._idx, self.offset = self._idx - n, self.offset - n
         return n
 
     def can_trim(self, n: int) -> bool:
@@ -91,5 +90,4 @@ class WindowCache(RotatingKVCache):  # type: ignore[misc]
             room = mx.zeros((*new.shape[:2], size - kept, new.shape[3]), new.dtype)
             return room if old is None else mx.concatenate([old[..., self._idx - kept : self._idx, :], room], axis=2)
 
-        self.keys, self.values = moved(self.keys, keys), moved(self.values, values)
-        self._idx = kept
+        self.keys, self.values, self._idx = moved(self.keys, keys), moved(self.values, values), kept

@@ -34,7 +34,7 @@ identical, unless the last bits of two logits explain it.
 @click.option("--quick", is_flag=True, help="One prompt of each of a few kinds of text, once.")
 @click.option("--workload", "workloads", multiple=True, metavar="NAME", help="Only this kind; may be repeated.")
 @click.option("--repeats", type=click.IntRange(min=1), help="Pairs per prompt.  [default: 2; 1 with --quick]")
-@click.option("--max-tokens", type=click.IntRange(min=2), default=128, show_default=True, help="Tokens per answer.")
+@click.option("--max-tokens", type=click.IntRange(min=2), default=256, show_default=True, help="Tokens per answer.")
 @click.option("--temperature", "-t", type=click.FloatRange(min=0), default=0.0, help="0 is greedy.  [default: 0]")
 @click.option("--accept", type=click.Choice(["coupled", "rejection"]), default="coupled", help="Acceptance rule.")
 @options.draft_options
@@ -74,7 +74,7 @@ def bench(
     chosen = [QUICK] if quick else list(workloads) or None
     choose_workloads(chosen)  # a wrong name is told before the model is loaded
     for file in (json_file, report_file):
-        _check_writable(file)
+        options.check_writable(file)
 
     def on_progress(line: str) -> None:
         the_process(ctx).raise_if_interrupted()
@@ -109,12 +109,3 @@ def _deliver(report: Report, json_file: str | None, report_file: str | None) -> 
         Path(str(json_file)).write_text(document, encoding="utf-8")
     if report_file is not None:
         Path(report_file).write_text(report.markdown(), encoding="utf-8")
-
-
-def _check_writable(file: str | None) -> None:
-    """Before minutes are spent on what could not be written."""
-    if file in (None, "-"):
-        return
-    path = Path(str(file))
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        raise click.UsageError(f"cannot write {path}: not a file in an existing directory")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
@@ -43,19 +44,31 @@ def draft_options(command: Command) -> Command:
     """--draft, --draft-length and --exact."""
     return _stack(
         command,
-        click.option("--draft", metavar="MODEL", help="A small model that drafts, with the same vocabulary."),
+        draft_option,
         click.option(
             "--draft-length",
             type=DraftLength(),
             help="Tokens to guess per pass, at most 32.  [default: auto, from costs]",
         ),
-        click.option(
-            "--exact",
-            type=click.Choice(["auto", "rows", "off"]),
-            help="rows: on any backend the same ids as without speculation, to the last bit; auto: where that costs "
-            "next to nothing.  [default: auto]",
-        ),
+        exact_option,
     )
+
+
+def draft_option(command: Command) -> Command:
+    """--draft."""
+    return click.option("--draft", metavar="MODEL", help="A small model that drafts, with the same vocabulary.")(
+        command
+    )
+
+
+def exact_option(command: Command) -> Command:
+    """--exact."""
+    return click.option(
+        "--exact",
+        type=click.Choice(["auto", "rows", "off"]),
+        help="rows: on any backend the same ids as without speculation, to the last bit; auto: where that costs "
+        "next to nothing.  [default: auto]",
+    )(command)
 
 
 def sampling_options(command: Command) -> Command:
@@ -99,6 +112,15 @@ def machine_options(command: Command) -> Command:
 def draft_length_value(value: str | int | None) -> int | Literal["auto"]:
     """What --draft-length means, left out or not."""
     return value if isinstance(value, int) else "auto"
+
+
+def check_writable(file: str | None) -> None:
+    """For a file option: before minutes are spent on what could not be written."""
+    if file in (None, "-"):
+        return
+    path = Path(str(file))
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise click.UsageError(f"cannot write {path}: not a file in an existing directory")
 
 
 def _stack(command: Command, *decorators: Callable[[Command], Command]) -> Command:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from localspec.commands import bench, chat, models
+from localspec.commands import bench, chat, models, verify
 from localspec.commands.process import CommandGroup
 
 EPILOG = """\b
@@ -20,6 +20,7 @@ Examples:
   localspec chat
   echo "Name three colours" | localspec chat
   localspec bench --quick
+  localspec verify --quick
 """
 
 
@@ -34,4 +35,5 @@ def cli() -> None:
 
 cli.add_command(chat.chat)
 cli.add_command(bench.bench)
+cli.add_command(verify.verify)
 cli.add_command(models.models)

@@ -92,7 +92,11 @@ class ModelDrafter(Drafter):
         self.context.extend(tokens)
         if self._transaction.held > start - 1:
             right = start + common_prefix(self._drafted[:-1], tokens)
-            self._transaction.commit(min(right, len(self.context) - 1, self._transaction.held))
+            right = min(right, len(self.context) - 1, self._transaction.held)
+            if self._transaction.rewind(right):
+                self._transaction.commit(right)
+            else:
+                self._empty_caches()  # chunked attention drops entries from pass to pass, and may need them again
         self._drafted = []
 
     def rewind(self, length: int) -> None:
