@@ -63,7 +63,7 @@ def probe(target: Target, *, most: int = MOST, context_length: int | None = None
 
 
 def screen(target: Target, *, context_length: int | None = None) -> RowClasses | None:
-    """The classes if one, two and WIDE rows agree (or nine, or five), or if a wider pass costs next to nothing: a search
+    """Classes if one, two and WIDE rows agree (or nine, or five), or if a wider pass costs next to nothing: a search
     may be of use then.
 
     None when passes of one row and of several round differently and several cost notably more: found in few passes.

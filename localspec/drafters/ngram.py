@@ -94,7 +94,7 @@ class NgramDrafter(Drafter):
         return Proposal(drafts, self.name, match_length=matched, confidence=confidence)
 
     def _confidence(self, tail: list[int], matched: int, draft: int) -> float:
-        """Chance of `draft` behind `tail`, which ends a match of `matched` tokens, by what followed such n-grams before.
+        """Chance of `draft` behind `tail`, which ends a match of `matched` tokens, by what followed such n-grams.
 
         Each n-gram's counts are smoothed with the estimate of the next shorter one (Dirichlet prior; MacKay and
         Bauman Peto 1995).
