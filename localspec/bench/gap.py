@@ -25,17 +25,24 @@ def key_gap(engine: Engine, context: Sequence[int], settings: Settings, first: i
     """
     import mlx.core as mx
 
+    from localspec.drafters.protocol import Draw
     from localspec.noise import Noise
+    from localspec.penalties import penalise
     from localspec.sampling import distribution
     from localspec.transaction import Transaction
 
     transaction = Transaction(engine.target)
     transaction.prefill(context[:-1])
-    logits = transaction.forward(mx.array(list(context[-1:]), mx.uint32))
-    row = distribution(logits, settings)
+    last, size = mx.array(list(context[-1:]), mx.uint32), engine.target.vocabulary_size
+    draw = Draw(settings, Noise(settings.seed or 0), size, engine.xtc_exempt())
+    logits = transaction.forward(last)
+    adjusted = penalise(logits, settings, context[:-1], last, size)
+    for processor in settings.logits_processors:
+        adjusted = processor(mx.array(list(context), mx.uint32), adjusted)
+    row = distribution(adjusted, settings, draw.coins(len(context), 1), draw.xtc_exempt)
     keys = row.scores
     if not row.greedy:
-        keys = keys + Noise(settings.seed or 0).gumbel([len(context)], keys.shape[-1])
+        keys = keys + draw.noise.gumbel([len(context)], keys.shape[-1])
     gap = float(mx.max(keys).item()) - float(mx.min(keys[0, mx.array([first, second])]).item())  # type: ignore[arg-type]
     tolerance = TOLERANCES.get(str(logits.dtype).removeprefix("mlx.core."), TOLERANCES["bfloat16"])
     if settings.temperature > 0:
