@@ -96,9 +96,9 @@ def test_penalties_that_overflow_are_no_wrong_token(value: dict[str, Any]) -> No
 )
 def test_half_precision_logits_with_many_exact_ties(dtype: Any, mode: dict[str, Any]) -> None:
     """Logits rounded to a few values: the lowest id of a tie wins, with and without drafts."""
-    table = (mx.round(random_table(4, 8, 1.5) * 2) / 2).astype(dtype)
+    table = mx.round(random_table(4, 8, 1.5)).astype(dtype)
     ties = mx.sort(table.astype(mx.float32), axis=-1)
-    assert (ties[..., -1] == ties[..., -2]).sum().item() > 20
+    assert (ties[..., -1] == ties[..., -2]).sum().item() > 15
     engine = Engine(TableModel(table), drafters=["ngram", ModelDrafter(TableModel(random_table(4, 8, 1.5)))])
     for extra in ({}, {"repetition_penalty": 1.2, "logit_bias": {3: 0.25}}):
         settings = {"max_tokens": 40, "logprobs": 8, **mode, **extra}
@@ -178,28 +178,21 @@ def test_a_bias_for_an_id_that_the_model_lacks_is_refused_before_anything_runs()
 def test_top_logprobs_are_the_models_own_by_a_fresh_pass() -> None:
     """For tokens of every source, against the table that the model is made of."""
     target = random_table(1, 6, 1.2)
-    engine = Engine(TableModel(target), drafters=["ngram", ModelDrafter(TableModel(random_table(2, 6, 1.2)))])
+    kinds: list[list[Any]] = [["ngram"], [ModelDrafter(TableModel(random_table(2, 6, 1.2)))]]
+    asked: dict[str, Any] = {"max_tokens": 90, "temperature": 0.8, "top_k": 3, "seed": 4, "logprobs": 4}
     for accept in ("coupled", "rejection"):
         sources = set()
-        for length in (0, 3):
-            generation = engine.generate(
-                [1, 2, 3],
-                max_tokens=90,
-                temperature=0.8,
-                top_k=3,
-                seed=4,
-                accept=accept,
-                draft_length=length,
-                logprobs=4,
-            )
+        for drafters in kinds:
+            engine = Engine(TableModel(target), drafters=drafters)
+            generation = engine.generate([1, 2, 3], accept=accept, draft_length=3, **asked)
             ids = [1, 2, 3, *generation.ids]
             for token in generation.tokens:
                 logits = target[ids[token.position - 2], ids[token.position - 1]]
-                expected = (logits - mx.logsumexp(logits)).tolist()
-                best = sorted(range(6), key=lambda i: (-expected[i], i))[:4]  # type: ignore[index]
+                expected: Any = (logits - mx.logsumexp(logits)).tolist()
+                best = sorted(range(6), key=lambda i: (-expected[i], i))[:4]
                 assert [i for i, _ in token.top_logprobs] == best
-                assert [v for _, v in token.top_logprobs] == pytest.approx([expected[i] for i in best], abs=1e-5)  # type: ignore[index]
-                assert token.logprob == pytest.approx(expected[token.id], abs=1e-5)  # type: ignore[index]
+                assert [v for _, v in token.top_logprobs] == pytest.approx([expected[i] for i in best], abs=1e-5)
+                assert token.logprob == pytest.approx(expected[token.id], abs=1e-5)
                 sources.add(token.source)
         assert sources >= {"plain", "ngram", "draft", "resampled", "bonus"}
 

@@ -10,7 +10,8 @@ import click
 from localspec.settings import MAX_DRAFT_LENGTH, MAX_SEED
 
 if TYPE_CHECKING:
-    _LengthType, _BiasType = click.ParamType[str | int], click.ParamType[tuple[int, float]]
+    _LengthType = click.ParamType[str | int]
+    _BiasType = click.ParamType[tuple[int, float]]
 else:
     _LengthType = _BiasType = click.ParamType  # not generic before click 8.4
 
