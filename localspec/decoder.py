@@ -19,8 +19,9 @@ from localspec.controller import REPRODUCIBLE, Controller
 from localspec.drafters.protocol import Draw, Proposal
 from localspec.errors import NumericsError
 from localspec.noise import Noise, Stream
+from localspec.penalties import of_shape, penalise
 from localspec.rows import RowClass
-from localspec.sampling import Distribution, distribution
+from localspec.sampling import Distribution, distribution, ranked
 from localspec.session import Session
 from localspec.settings import Settings
 from localspec.stats import Stats
@@ -41,6 +42,8 @@ class _Step:
     logprob: mx.array
     log_p: mx.array
     normalizer: mx.array
+    top: tuple[mx.array, ...]
+    """What `Distribution.top` gave; empty unless `logprobs` asks for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,7 @@ class _Chosen:
     q: float | None = None
     draft_index: int | None = None
     match_length: int | None = None
+    top: tuple[tuple[int, float], ...] = ()
 
 
 class Decoder:
@@ -74,10 +78,12 @@ class Decoder:
         stopping: Callable[[], bool],
         row_class: RowClass | None = None,
         speculates: bool = True,
+        xtc_exempt: tuple[int, ...] = (),
     ) -> None:
         """`limit`: most tokens to emit, at least 1. `stats` and `rounds` are filled as decoding goes on. `stopping` is
         asked before each round whether to end here. `row_class`: the sizes that passes may have, None for any.
-        `speculates`: False for a model whose passes of several rows are not to be relied on."""
+        `speculates`: False for a model whose passes of several rows are not to be relied on. `xtc_exempt`: ids that XTC
+        never drops."""
         self._stopping = stopping
         self._session = session
         self._prompt_length = len(session.ids)
@@ -91,7 +97,7 @@ class Decoder:
         self._stats = stats
         self._rounds = rounds
         self._noise = Noise(seed)
-        self._draw = Draw(settings, self._noise, session.target.vocabulary_size)
+        self._draw = Draw(settings, self._noise, session.target.vocabulary_size, xtc_exempt)
         fixed: int | Literal["auto"] = settings.draft_length
         if fixed == "auto" and settings.accept == "rejection":
             fixed = REPRODUCIBLE
@@ -192,13 +198,14 @@ class Decoder:
         row = self._distribution(logits, token, history)
         noise = self._gumbel(row, [len(history) + 1])
         chosen = row.choose(noise)
-        step = _Step(chosen, row.logprob_of(chosen), row.log_probability_of(chosen), row.normalizer)
-        mx.async_eval(step.token, step.logprob, step.log_p, step.normalizer)  # type: ignore[no-untyped-call]
+        step = _Step(chosen, row.logprob_of(chosen), row.log_probability_of(chosen), row.normalizer, self._top(row))
+        mx.async_eval(step.token, step.logprob, step.log_p, step.normalizer, *step.top)  # type: ignore[no-untyped-call]
         return step
 
     def _read(self, step: _Step) -> _Chosen:
         self._check(_floats(step.normalizer)[0], 0)
-        return _Chosen(_ints(step.token)[0], "plain", math.exp(_floats(step.log_p)[0]), _floats(step.logprob)[0])
+        p, top = math.exp(_floats(step.log_p)[0]), ranked(step.top, 1)[0]
+        return _Chosen(_ints(step.token)[0], "plain", p, _floats(step.logprob)[0], top=top)
 
     # Verify and accept
 
@@ -212,6 +219,7 @@ class Decoder:
             accepted, tokens, log_ps, logprobs = self._accept_coupled(rows, drafts)
         else:
             accepted, tokens, log_ps, logprobs = self._accept_rejection(rows, proposal)
+        tops = ranked(self._top(rows), len(tokens))
         seconds = time.perf_counter() - started
         self._stats.verify_s += seconds
         self._controller.learn(proposal, accepted, draft_s, seconds)
@@ -220,9 +228,10 @@ class Decoder:
             p, logprob = math.exp(log_ps[i]), logprobs[i]
             if i < accepted:
                 q = 1.0 if proposal.probabilities is None else proposal.probabilities[i]
-                chosen.append(_Chosen(token, proposal.source, p, logprob, q, i, proposal.match_length))
+                chosen.append(_Chosen(token, proposal.source, p, logprob, q, i, proposal.match_length, tops[i]))
             else:
-                chosen.append(_Chosen(token, "resampled" if accepted < len(drafts) else "bonus", p, logprob))
+                source: Source = "resampled" if accepted < len(drafts) else "bonus"
+                chosen.append(_Chosen(token, source, p, logprob, top=tops[i]))
         yield from self._emit(chosen, proposal, accepted)
 
     def _accept_coupled(self, rows: Distribution, drafts: list[int]) -> tuple[int, list[int], list[float], list[float]]:
@@ -261,7 +270,9 @@ class Decoder:
 
     def _distribution(self, logits: mx.array, fed: mx.array, history: Sequence[int]) -> Distribution:
         """Each row's distribution; its processors see `history` and the tokens fed up to that row, nothing else."""
-        processors = self._settings.logits_processors
+        settings = self._settings
+        logits = penalise(logits, settings, history, fed, self._draw.vocabulary_size)
+        processors = settings.logits_processors
         if processors:
             before = mx.array(list(history), mx.uint32)
             rows = []
@@ -269,10 +280,14 @@ class Decoder:
                 row = logits[i : i + 1]
                 seen = mx.concatenate([before, fed[: i + 1].astype(mx.uint32)])
                 for processor in processors:
-                    row = processor(seen, row)
+                    row = of_shape(processor(seen, row), logits.shape[-1], processor)
                 rows.append(row)
             logits = mx.concatenate(rows)
-        return distribution(logits, self._settings)
+        coins = self._draw.coins(len(history) + 1, logits.shape[0])
+        return distribution(logits, settings, coins, self._draw.xtc_exempt)
+
+    def _top(self, rows: Distribution) -> tuple[mx.array, ...]:
+        return rows.top(self._settings.logprobs) if self._settings.logprobs else ()
 
     def _gumbel(self, rows: Distribution, positions: Sequence[int]) -> mx.array | None:
         return None if rows.greedy else self._noise.gumbel(positions, rows.scores.shape[-1])
@@ -283,10 +298,15 @@ class Decoder:
 
     def _check(self, normalizer: float, row: int) -> None:
         if not math.isfinite(normalizer):
-            position = len(self._session.ids) + row
+            place = f"at position {len(self._session.ids) + row} are not finite (log-sum-exp {normalizer})"
+            if self._settings.changes_logits:
+                raise NumericsError(
+                    f"the logits {place} after logit bias, penalties and logits processors: these may rule out every "
+                    "token or overflow; if the same happens without them, the model's weights may be damaged"
+                )
             raise NumericsError(
-                f"the model's logits at position {position} are not finite (log-sum-exp {normalizer}); "
-                "the weights may be damaged, or their dtype too narrow: try --dtype float32"
+                f"the model's logits {place}; the weights may be damaged, or their dtype too narrow: "
+                "try --dtype float32"
             )
 
     # Commit and emit
@@ -311,6 +331,7 @@ class Decoder:
                 choice.logprob,
                 choice.draft_index,
                 choice.match_length,
+                choice.top,
             )
             kept += 1
             at_end = choice.id in self._end_ids

@@ -114,6 +114,12 @@ class Engine:
             )
         if settings.stop and self.tokenizer is None:
             raise SettingsError("stop strings need a tokenizer, and this engine has none")
+        for token in settings.logit_bias:
+            if token >= self.target.vocabulary_size:
+                raise SettingsError(
+                    f"logit_bias: token id {token} is outside the model's vocabulary "
+                    f"(0 to {self.target.vocabulary_size - 1})"
+                )
         return Generation(
             session,
             prompt,
@@ -125,7 +131,14 @@ class Engine:
             exactness=self._exact.of,
             on_end=on_end,
             on_prefill=on_prefill,
+            xtc_exempt=self.xtc_exempt() if settings.xtc_probability > 0 else (),
         )
+
+    def xtc_exempt(self) -> tuple[int, ...]:
+        """Ids that XTC never drops: those of a newline and the end tokens, as in mlx-lm's server and commands."""
+        if self.tokenizer is None:
+            return ()
+        return tuple(sorted({*self.tokenizer.encode("\n"), *self.end_ids}))
 
     def exactness(self, settings: Settings) -> str:
         """How far ids with speculation equal ids without it under these settings, in one line.

@@ -44,9 +44,10 @@ class Generation(Iterator[Token]):
         exactness: Callable[[Settings], Exactness],
         on_end: Callable[[Generation], None] | None = None,
         on_prefill: Callable[[int, int], None] | None = None,
+        xtc_exempt: tuple[int, ...] = (),
     ) -> None:
         """`exactness` may measure, and is asked when decoding begins. `on_end` is called once the session is right
-        again; `on_prefill(done, of)` reports prompt processing."""
+        again; `on_prefill(done, of)` reports prompt processing. `xtc_exempt`: ids that XTC never drops."""
         self.seed = fresh_seed() if settings.seed is None else settings.seed
         """The seed in use, picked if none was given."""
         self.settings = replace(settings, seed=self.seed)
@@ -69,6 +70,7 @@ class Generation(Iterator[Token]):
         self._ask_exactness = exactness
         self._on_end = on_end
         self._on_prefill = on_prefill
+        self._xtc_exempt = xtc_exempt
         self._stop_asked = False
         # Weakly: with a reference to this object in its frame the generator would form a cycle with it, and an
         # abandoned loop would be put right at some later garbage collection, in any thread, instead of at once.
@@ -162,6 +164,7 @@ class Generation(Iterator[Token]):
                 stopping=lambda: self._stop_asked,
                 row_class=exactness.row_class,
                 speculates=exactness.speculates,
+                xtc_exempt=self._xtc_exempt,
             )
             for token in decoder.run():
                 self.stats.total_s = time.perf_counter() - started

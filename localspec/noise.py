@@ -33,6 +33,8 @@ class Stream(IntEnum):
     """The draw after a rejection, or of the bonus token, in the rejection rule."""
     DRAFT = 3
     """A drafter's own draws where they must be independent of the target's."""
+    XTC = 4
+    """Whether "exclude top choices" acts at a position: one coin for plain decoding, verification and drafters."""
 
 
 def fresh_seed() -> int:

@@ -29,11 +29,15 @@ class Token:
     q: float | None
     """Probability under the draft distribution, 1.0 for a deterministic draft; None when this was not a draft."""
     logprob: float
-    """Natural logarithm of the model's probability before temperature and filters."""
+    """Natural logarithm of the model's probability before temperature and filters, and after logit bias, penalties
+    and logits processors: what mlx-lm reports. Without those it is the model's own."""
     draft_index: int | None = None
     """Index within the proposal (0 is the first draft); None when this was not a draft."""
     match_length: int | None = None
     """Tokens of context that matched when an n-gram proposed it; None otherwise."""
+    top_logprobs: tuple[tuple[int, float], ...] = ()
+    """(id, logprob) of the `logprobs=k` likeliest tokens at this place, the likeliest first and of equal ones the
+    lowest id first; `logprob` as above. Empty unless asked for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,8 @@ class ScriptedGeneration:
             raise
         if isinstance(piece, BaseException):
             raise piece
-        token = Token(5, piece, "plain", len(self.tokens), len(self.tokens), p=1.0, q=None, logprob=-math.inf)
+        place, top = len(self.tokens), ((5, -0.5), (6, -math.inf))
+        token = Token(5, piece, "plain", place, place, p=1.0, q=None, logprob=-math.inf, top_logprobs=top)
         self.tokens.append(token)
         return token
 

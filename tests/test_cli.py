@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -117,6 +118,56 @@ def test_settings_reach_the_engine(scripted: Scripted) -> None:
     assert keywords["dtype"] == "bfloat16"
 
 
+def test_penalties_and_log_probabilities_reach_the_engine(scripted: Scripted) -> None:
+    run(
+        *("chat", "-p", "Hi", "--json", "--logprobs", "4", "--xtc-probability", "0.5", "--xtc-threshold", "0.2"),
+        *("--repetition-penalty", "1.2", "--repetition-context-size", "0", "--presence-penalty", "-0.5"),
+        *("--presence-context-size", "3", "--frequency-penalty", "1", "--frequency-context-size", "64"),
+        *("--logit-bias", "198=-inf", "--logit-bias", "7=2.5"),
+    )
+    assert scripted.settings == {
+        "max_tokens": 1024,
+        "speculate": True,
+        "logprobs": 4,
+        "xtc_probability": 0.5,
+        "xtc_threshold": 0.2,
+        "repetition_penalty": 1.2,
+        "repetition_context_size": 0,
+        "presence_penalty": -0.5,
+        "presence_context_size": 3,
+        "frequency_penalty": 1.0,
+        "frequency_context_size": 64,
+        "logit_bias": {198: -math.inf, 7: 2.5},
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--logit-bias", "abc"], "'abc' is not a token id"),
+        (["--logit-bias", "5"], "'5' is not a token id"),
+        (["--logit-bias", "5=much"], "'5=much' is not a token id"),
+        (["--logit-bias", "5=1", "--logit-bias", "5=2"], "a token id is given twice"),
+        (["--logit-bias", "-5=1"], "integer of at least 0, not -5"),
+        (["--logit-bias", "5=inf"], "logit_bias of token 5 must be a number from -inf to 3e+38, not inf"),
+        (["--repetition-penalty", "-1"], "-1.0 is not in the range"),
+        (["--presence-penalty", "nan"], "presence_penalty must be a number"),
+        (["--frequency-penalty", "often"], "'often' is not a valid float"),
+        (["--frequency-context-size", "-1"], "-1 is not in the range"),
+        (["--xtc-probability", "2"], "not in the range"),
+        (["--xtc-threshold", "0.6"], "not in the range"),
+        (["--logprobs", "3"], "add --json"),
+        (["--logprobs", "-3", "--json"], "-3 is not in the range"),
+    ],
+)
+def test_wrong_sampling_options_are_told_in_one_line(scripted: Scripted, arguments: list[str], reason: str) -> None:
+    outcome = run("chat", "-p", "Hi", *arguments)
+    assert outcome.exit_code == 2
+    assert outcome.stdout == ""
+    assert reason in outcome.stderr.splitlines()[-1]
+    assert not scripted.loads
+
+
 def test_defaults_are_those_of_settings(scripted: Scripted) -> None:
     run("chat", "-p", "Hi", "--draft-length", "auto")
     assert scripted.settings == {"max_tokens": 1024, "speculate": True, "draft_length": "auto"}
@@ -146,6 +197,7 @@ def test_json_lines(scripted: Scripted) -> None:
     assert [token["text"] for token in tokens] == scripted.pieces
     assert set(tokens[0]) == set(Token.__slots__)
     assert tokens[0]["logprob"] is None  # minus infinity, which JSON has not
+    assert tokens[0]["top_logprobs"] == [[5, -0.5], [6, None]]
     assert result["finish_reason"] == "stop"
     assert result["seed"] == 77
     assert result["text"] == "R\u2028中"

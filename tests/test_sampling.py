@@ -16,7 +16,7 @@ from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p, make_samp
 from odds import FALSE_ALARM, chi_square
 
 from localspec.noise import Noise, Stream, bits, gumbel
-from localspec.sampling import distribution, keep_top_k, keep_top_p
+from localspec.sampling import distribution, keep_top_k, keep_top_p, ranked
 from localspec.settings import Settings
 
 
@@ -261,6 +261,33 @@ def test_unusable_rows_show_in_the_normalizer() -> None:
     for settings in (Settings(), Settings(temperature=0.5, top_p=0.9)):
         finite = [math.isfinite(n) for n in distribution(mx.array(rows), settings).normalizer.tolist()]
         assert finite == [True, False, False, False, True]
+
+
+@given(
+    rows=st.lists(
+        st.lists(
+            st.sampled_from([-math.inf, -1.0, 0.0, 0.5, 2.0]) | st.floats(-9, 9, width=32), min_size=7, max_size=7
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    count=st.integers(1, 9),
+)
+def test_top_are_the_largest_and_of_equal_ones_the_lowest_ids(rows: list[list[float]], count: int) -> None:
+    rows = [[*row, 1.0] for row in rows]  # at least one is finite
+    drawn = distribution(mx.array(rows), Settings(temperature=1.0, top_k=1))
+    found = ranked(drawn.top(count), len(rows))
+    for row, pairs in zip(drawn.logprobs.tolist(), found, strict=True):
+        best = sorted(range(8), key=lambda i: (-row[i], i))[:count]
+        assert pairs == tuple((i, row[i]) for i in best)
+
+
+def test_top_of_a_row_that_is_not_a_number_stays_within_it() -> None:
+    for bad in ([math.nan] * 5, [math.nan, 0.0, 1.0, 2.0, 3.0], [math.inf] * 5, [-math.inf] * 5):
+        ids, values = distribution(mx.array([bad, [1.0, 2.0, 3.0, 4.0, 5.0]]), Settings()).top(3)
+        assert (ids < 5).all().item()
+        assert sorted(ids[1].tolist()) == [2, 3, 4]
+        assert values.shape == (2, 3)
 
 
 def test_order_of_filters_is_top_p_min_p_top_k() -> None:

@@ -31,6 +31,35 @@ BAD: list[tuple[str, Any, str]] = [
     ("top_k", 2.0, "integer"),
     ("min_p", -1, "from 0 to 1"),
     ("min_p", 2, "from 0 to 1"),
+    ("temperature", 10**400, "at least 0"),
+    ("top_p", 10**400, "from 0 to 1"),
+    ("xtc_probability", -0.1, "from 0 to 1"),
+    ("xtc_probability", 1.1, "from 0 to 1"),
+    ("xtc_probability", None, "number"),
+    ("xtc_threshold", 0.51, "from 0 to 0.5"),
+    ("xtc_threshold", math.nan, "from 0 to 0.5"),
+    ("repetition_penalty", -1, "from 0 to"),
+    ("repetition_penalty", math.inf, "from 0 to"),
+    ("repetition_penalty", "1.1", "number"),
+    ("repetition_penalty", True, "number"),
+    ("presence_penalty", math.nan, "from -3e+38 to 3e+38"),
+    ("presence_penalty", -1e300, "from -3e+38 to 3e+38"),
+    ("frequency_penalty", math.inf, "from -3e+38 to 3e+38"),
+    ("frequency_penalty", [1], "number"),
+    ("repetition_context_size", -1, "at least 0"),
+    ("presence_context_size", None, "integer"),
+    ("frequency_context_size", 2.0, "integer"),
+    ("logit_bias", [3], "map token ids to numbers"),
+    ("logit_bias", {"3": 1.0}, "integer of at least 0"),
+    ("logit_bias", {-1: 1.0}, "integer of at least 0"),
+    ("logit_bias", {True: 1.0}, "integer of at least 0"),
+    ("logit_bias", {3: math.nan}, "token 3 must be a number from -inf"),
+    ("logit_bias", {3: math.inf}, "token 3 must be a number from -inf"),
+    ("logit_bias", {3: 1e39}, "token 3 must be a number from -inf"),
+    ("logit_bias", {3: "x"}, "token 3 must be a number from -inf"),
+    ("logprobs", -1, "at least 0"),
+    ("logprobs", True, "integer"),
+    ("logprobs", None, "integer"),
     ("seed", -1, "from 0"),
     ("seed", MAX_SEED + 1, "from 0"),
     ("seed", 1.0, "integer"),
@@ -86,6 +115,14 @@ def test_unknown_settings_far_from_any_list_all() -> None:
     top_p=st.floats(0, 1),
     top_k=st.integers(0, 10**9),
     min_p=st.floats(0, 1),
+    xtc_probability=st.floats(0, 1),
+    xtc_threshold=st.floats(0, 0.5),
+    repetition_penalty=st.none() | st.floats(0, 3e38),
+    repetition_context_size=st.integers(0, 10**9),
+    presence_penalty=st.none() | st.floats(-3e38, 3e38),
+    frequency_penalty=st.none() | st.integers(-5, 5),
+    logit_bias=st.dictionaries(st.integers(0, 10**6), st.just(-math.inf) | st.floats(-3e38, 3e38), max_size=3),
+    logprobs=st.integers(0, 10**9),
     seed=st.none() | st.integers(0, MAX_SEED),
     draft_length=st.just("auto") | st.integers(0, MAX_DRAFT_LENGTH),
 )
@@ -114,6 +151,25 @@ def test_defaults_are_plain_greedy_with_speculation() -> None:
         "auto",
         None,
     )
+    assert not settings.changes_logits
+    assert (settings.xtc_probability, settings.logprobs) == (0, 0)
+
+
+def test_defaults_are_those_of_mlx_lm() -> None:
+    import inspect
+
+    from mlx_lm.sample_utils import make_logits_processors, make_sampler
+
+    theirs = {**inspect.signature(make_sampler).parameters, **inspect.signature(make_logits_processors).parameters}
+    ours = Settings()
+    shared = [name for name in theirs if hasattr(ours, name)]
+    assert len(shared) == 12
+    for name in shared:
+        default = theirs[name].default
+        if name == "top_p":  # 0 and 1 are both off
+            assert (ours.top_p, default) == (1, 0)
+        else:
+            assert getattr(ours, name) == (default if name != "logit_bias" else {})
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**32, MAX_SEED])

@@ -7,6 +7,7 @@ carry `stats`, `seed`, `finish_reason`, `rounds` and `prompt`.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -57,7 +58,11 @@ class Recording:
             if entry["source"] not in PROVENANCE:
                 raise ValueError(f"unknown source {entry['source']!r}")
             known = {f.name for f in fields(Token)}
-            self.tokens.append(Token(**{name: value for name, value in entry.items() if name in known}))
+            token = {name: value for name, value in entry.items() if name in known}
+            # JSON has lists for tuples, and nothing for minus infinity.
+            pairs = token.get("top_logprobs", ())
+            token["top_logprobs"] = tuple((i, -math.inf if logprob is None else logprob) for i, logprob in pairs)
+            self.tokens.append(Token(**token))
             return
         self.stats = entry.get("stats", self.stats)
         self.seed = entry.get("seed", self.seed)

@@ -51,17 +51,24 @@ def _keys(engine: Engine, context: Sequence[int], settings: Settings) -> tuple[m
     """What the next token is the argmax of, float32 [vocabulary], and how much the last bits can move it."""
     import mlx.core as mx
 
+    from localspec.drafters.protocol import Draw
     from localspec.noise import Noise
+    from localspec.penalties import penalise
     from localspec.sampling import distribution
     from localspec.transaction import Transaction
 
     transaction = Transaction(engine.target)
     transaction.prefill(context[:-1])
-    logits = transaction.forward(mx.array(list(context[-1:]), mx.uint32))
-    row = distribution(logits, settings)
+    last, size = mx.array(list(context[-1:]), mx.uint32), engine.target.vocabulary_size
+    draw = Draw(settings, Noise(settings.seed or 0), size, engine.xtc_exempt())
+    logits = transaction.forward(last)
+    adjusted = penalise(logits, settings, context[:-1], last, size)
+    for processor in settings.logits_processors:
+        adjusted = processor(mx.array(list(context), mx.uint32), adjusted)
+    row = distribution(adjusted, settings, draw.coins(len(context), 1), draw.xtc_exempt)
     keys = row.scores
     if not row.greedy:
-        keys = keys + Noise(settings.seed or 0).gumbel([len(context)], keys.shape[-1])
+        keys = keys + draw.noise.gumbel([len(context)], keys.shape[-1])
     tolerance = tolerance_of(logits.dtype)
     if settings.temperature > 0:
         tolerance /= settings.temperature

@@ -30,6 +30,7 @@ Examples:
   echo "Name three colours" | localspec chat     just the answer, on stdout
   localspec chat -p "Summarise:" < notes.txt     the prompt, then the file as its attachment
   localspec chat -p "Hi" --json | jq -r .source  where each token came from
+  localspec chat -p "Hi" --json --logprobs 5     each place's five likeliest tokens as well
 
 With -p and something piped in, the prompt is the text of -p, an empty line, and what was piped in. When the output
 is piped it is the answer's exact text; on a terminal, control characters in it are left out.
@@ -44,9 +45,11 @@ is piped it is the answer's exact text; on a terminal, control characters in it 
 @click.option("--no-speculation", is_flag=True, help="Plain decoding: one token per pass.")
 @click.option("--accept", type=click.Choice(["coupled", "rejection"]), help="Acceptance rule.  [default: coupled]")
 @options.sampling_options
+@options.penalty_options
 @click.option("--max-tokens", type=click.IntRange(min=1), help="End the answer there.  [default: 1024]")
 @click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text; may be repeated.")
 @options.machine_options
+@click.option("--logprobs", type=click.IntRange(min=0), metavar="K", help="With --json: the K likeliest tokens too.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per token, then one with the result.")
 @click.option("--verbose", "-v", is_flag=True, help="Notes on stderr also when it is not a terminal.")
 @click.pass_context
@@ -72,6 +75,8 @@ def chat(
     settings = {name: value for name, value in sampling.items() if value is not None and value != ()}
     settings |= {"max_tokens": max_tokens or 1024, "speculate": not no_speculation}
     Settings.from_keywords(**settings)  # a bad one is told before anything is loaded
+    if settings.get("logprobs") and not as_json:
+        raise click.UsageError("--logprobs is shown in the records of --json only: add --json, or leave it out")
     one_shot = prompt is not None or as_json or not is_terminal(sys.stdin)
     if not one_shot and (not is_terminal(sys.stdout) or os.environ.get("TERM") == "dumb"):
         raise click.UsageError("the chat needs a terminal that can place text; give a prompt with -p or on stdin")
@@ -181,13 +186,16 @@ class _JsonWriter:
         pass  # lines are written whole
 
     def _line(self, record: dict[str, Any]) -> None:
-        finite = {name: None if _not_finite(value) else value for name, value in record.items()}
+        finite = {name: _finite(value) for name, value in record.items()}
         self._out.write(json.dumps(finite, ensure_ascii=self._ascii, allow_nan=False) + "\n")
         self._out.flush()
 
 
-def _not_finite(value: object) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
+def _finite(value: Any) -> Any:
+    """`value` with None for each number that JSON has not, in tuples too."""
+    if isinstance(value, tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _read_prompt(prompt: str | None) -> str:

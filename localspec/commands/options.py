@@ -11,14 +11,15 @@ import click
 from localspec.settings import MAX_DRAFT_LENGTH, MAX_SEED
 
 if TYPE_CHECKING:
-    _ParamType = click.ParamType[str | int]
+    _LengthType = click.ParamType[str | int]
+    _BiasType = click.ParamType[tuple[int, float]]
 else:
-    _ParamType = click.ParamType  # not generic before click 8.4
+    _LengthType = _BiasType = click.ParamType  # not generic before click 8.4
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-class DraftLength(_ParamType):
+class DraftLength(_LengthType):
     """`auto`, or a number of tokens."""
 
     name = "auto|N"
@@ -33,6 +34,21 @@ class DraftLength(_ParamType):
         if not 0 <= length <= MAX_DRAFT_LENGTH:
             self.fail(f"{value!r} is neither 'auto' nor a number from 0 to {MAX_DRAFT_LENGTH}", param, ctx)
         return length
+
+
+class TokenBias(_BiasType):
+    """`ID=VALUE`: a token id and what is added to its logit."""
+
+    name = "ID=VALUE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, float]:
+        if isinstance(value, tuple):
+            return value  # click converts what it converted before
+        token, _, bias = value.partition("=")
+        try:
+            return int(token), float(bias)
+        except ValueError:
+            self.fail(f"{value!r} is not a token id, =, and a number, as in 198=-5 or 198=-inf", param, ctx)
 
 
 def model_argument(command: Command) -> Command:
@@ -79,7 +95,48 @@ def sampling_options(command: Command) -> Command:
         click.option("--top-p", type=click.FloatRange(0, 1), help="Nucleus sampling.  [default: off]"),
         click.option("--top-k", type=click.IntRange(min=0), help="Keep the K likeliest tokens.  [default: off]"),
         click.option("--min-p", type=click.FloatRange(0, 1), help="Keep tokens this near to the top.  [default: off]"),
+        click.option(
+            "--xtc-probability",
+            type=click.FloatRange(0, 1),
+            help="How often to exclude the top choices.  [default: off]",
+        ),
+        click.option(
+            "--xtc-threshold",
+            type=click.FloatRange(0, 0.5),
+            help="They are the tokens above this probability but the least likely of them.  [default: 0.1]",
+        ),
         seed_option,
+    )
+
+
+def penalty_options(command: Command) -> Command:
+    """The penalties, their contexts and --logit-bias. None means: the default of `localspec.Settings`."""
+    penalties = [
+        ("repetition", click.FloatRange(min=0), "Divides the logits of recent tokens; 1 is off.  [default: off]"),
+        ("presence", click.FLOAT, "Subtracted from the logits of recent tokens.  [default: off]"),
+        ("frequency", click.FLOAT, "Subtracted once for each recent occurrence.  [default: off]"),
+    ]
+    decorators = []
+    for name, kind, text in penalties:
+        decorators.append(click.option(f"--{name}-penalty", type=kind, metavar="X", help=text))
+        decorators.append(
+            click.option(
+                f"--{name}-context-size",
+                type=click.IntRange(min=0),
+                metavar="N",
+                help="How many of the latest tokens are recent; 0 is all.  [default: 20]",
+            )
+        )
+    return _stack(
+        command,
+        *decorators,
+        click.option(
+            "--logit-bias",
+            type=TokenBias(),
+            multiple=True,
+            callback=_each_once,
+            help="Added to the logit of a token id, -inf forbids it; may be repeated.",
+        ),
     )
 
 
@@ -121,6 +178,16 @@ def check_writable(file: str | None) -> None:
     path = Path(str(file))
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise click.UsageError(f"cannot write {path}: not a file in an existing directory")
+
+
+def _each_once(
+    ctx: click.Context, param: click.Parameter, pairs: tuple[tuple[int, float], ...]
+) -> dict[int, float] | None:
+    """The pairs as a mapping; None for none."""
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
+        raise click.BadParameter("a token id is given twice", ctx, param)
+    return mapping or None
 
 
 def _stack(command: Command, *decorators: Callable[[Command], Command]) -> Command:

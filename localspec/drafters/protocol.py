@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from localspec.noise import Noise
+from localspec.noise import Noise, Stream
 from localspec.settings import Settings
 from localspec.tokens import Source
 
@@ -51,6 +51,17 @@ class Draw:
     noise: Noise
     vocabulary_size: int
     """The target's: proposed ids must be below it, and q has as many columns."""
+    xtc_exempt: tuple[int, ...] = ()
+    """Ids that XTC never drops."""
+
+    def coins(self, position: int, rows: int) -> mx.array | None:
+        """XTC's coin for each of `rows` positions from `position` on, float32 [rows]; None where it is not used.
+
+        The same for plain decoding, verification and drafters, whichever asks first.
+        """
+        if self.settings.xtc_probability == 0 or self.settings.temperature == 0:
+            return None
+        return self.noise.uniform(range(position, position + rows), Stream.XTC)
 
 
 class Drafter(ABC):

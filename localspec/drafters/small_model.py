@@ -9,6 +9,7 @@ import mlx.core as mx
 
 from localspec.drafters.protocol import Drafter, Draw, Proposal, common_prefix
 from localspec.noise import Stream
+from localspec.penalties import penalise
 from localspec.sampling import distribution
 from localspec.target import Target
 from localspec.tokens import Source
@@ -20,6 +21,9 @@ class ModelDrafter(Drafter):
 
     Under coupled acceptance it draws with the target's own noise, so that the two agree as often as their
     distributions allow; under rejection it draws with noise of its own and hands over q as it was drawn from.
+
+    It applies the settings' filters, logit bias and penalties, each draft seeing the drafts before it, and XTC with
+    the target's coin; not the caller's logits processors, which are made for the target. q is what all that leaves.
     """
 
     name: Source = "draft"
@@ -64,13 +68,15 @@ class ModelDrafter(Drafter):
         settings, end = draw.settings, len(self.context)
         stream = Stream.GUMBEL if settings.accept == "coupled" else Stream.DRAFT
         vocabulary = min(self._target.vocabulary_size, draw.vocabulary_size)
-        y = mx.array(self._catch_up(), mx.uint32)
+        y, newest = mx.array(self._catch_up(), mx.uint32), mx.array(self.context[-1:], mx.uint32)
         tokens: list[mx.array] = []
         chances: list[mx.array] = []
         rows: list[mx.array] = []
         for i in range(length):
             logits = self._transaction.forward(y)[-1:, :vocabulary]
-            drawn = distribution(logits, settings)
+            fed = mx.concatenate([newest, *tokens])
+            logits = penalise(logits, settings, self.context[:-1], fed, draw.vocabulary_size)
+            drawn = distribution(logits, settings, draw.coins(end + i, 1), draw.xtc_exempt)
             noise = None
             if not drawn.greedy:
                 noise = draw.noise.gumbel([end + i], draw.vocabulary_size, stream)[:, :vocabulary]
