@@ -4,7 +4,8 @@ A matrix product with the weights depends on the number of rows in a pass and on
 rounds alike can be measured once. Attention also depends on how many keys there are: libraries change their order of
 summation at lengths of their own choosing, for each number of rows at another one, and what was measured at one length
 says little about the next. Inside `by_row` each row is therefore handed the keys up to its own, and only those: how
-many rows stand beside it makes no difference then, at any length.
+many rows stand beside it makes no difference then, at any length. Where a shape was found to give the same bits in one
+call over all rows (`shapes.py`), that is made instead: a call per row and layer adds up.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from localspec.shapes import Shapes
+
 Attend = Callable[..., mx.array]
 
 
@@ -25,6 +28,7 @@ class _Pass(threading.local):
     rows = 1
     calls = 0
     windows: dict[int, tuple[mx.array, int, int]]
+    shapes: Shapes | None = None
 
     def __init__(self) -> None:
         self.windows = {}
@@ -39,17 +43,20 @@ _originals: dict[str, Attend] = {}
 
 
 @contextmanager
-def by_row(rows: int) -> Iterator[None]:
-    """Have the attention of the pass of `rows` rows that is built inside computed row by row."""
+def by_row(rows: int, shapes: Shapes | None = None) -> Iterator[None]:
+    """Have the attention of the pass of `rows` rows that is built inside computed row by row, or as if it were.
+
+    shapes: what is known of the model's shapes; without it there always is a call per row.
+    """
     if rows == 1:
         yield
         return
     try:
         _enter()
-        _pass.rows, _pass.calls, _pass.windows = rows, 0, {}
+        _pass.rows, _pass.calls, _pass.windows, _pass.shapes = rows, 0, {}, shapes
         yield
     finally:
-        _pass.rows, _pass.windows = 1, {}
+        _pass.rows, _pass.windows, _pass.shapes = 1, {}, None
         _leave()
 
 
@@ -119,6 +126,15 @@ def _attend(original: Attend, queries: mx.array, keys: Any, values: Any, *, mask
         return original(queries, keys, values, mask=mask, **options)
     # A mask of numbers is a part of the scores that the model computed itself, for all rows and keys at once.
     _pass.calls += causal or mask.dtype == mx.bool_
+    special = any(value is not None for name, value in options.items() if name != "scale")
+    if _pass.shapes is not None and causal and isinstance(keys, mx.array) and not special:
+        counts, end, blocks = _pass.shapes.parts(original, queries, keys, values), held - rows, []
+        for count in counts:
+            end += count
+            own_rows = queries[:, :, end - count - held + rows : end - held + rows]
+            own_mask = None if count == 1 else mask
+            blocks.append(original(own_rows, keys[..., :end, :], values[..., :end, :], mask=own_mask, **options))
+        return blocks[0] if len(blocks) == 1 else mx.concatenate(blocks, axis=2)
     _, most, window = _pass.windows.get(id(mask), (None, held, 0))
     parts = []
     for i in range(rows):

@@ -13,6 +13,7 @@ import mlx.core as mx
 from localspec.caches.leaves import with_windows
 from localspec.caches.quantization import KVQuantization
 from localspec.errors import SettingsError
+from localspec.shapes import Shapes
 
 
 class Target:
@@ -24,6 +25,8 @@ class Target:
         self.vocabulary_size = _vocabulary_size(model)
         self.positions = _positions(model)
         """Positions that the model has a learned vector for; None where it needs none."""
+        self.shapes = Shapes()
+        """What is known of how its attention rounds."""
 
     def new_caches(self) -> list[Any]:
         """The model's empty caches, of the types it asks for but for sliding windows, which are ours."""

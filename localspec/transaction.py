@@ -190,7 +190,7 @@ class Transaction:
         return self.row_class.up_to(self._target.positions - self.held)
 
     def _run(self, ids: mx.array) -> mx.array:
-        with by_row(1 if self.row_class is None else ids.shape[0]):
+        with by_row(1 if self.row_class is None else ids.shape[0], self._target.shapes):
             return self._target.forward(ids, self.caches)
 
     def _drop_fillers(self) -> None:

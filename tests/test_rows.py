@@ -22,6 +22,7 @@ from localspec.errors import SettingsError
 from localspec.probe import probe, screen
 from localspec.rows import RowClass, RowClasses
 from localspec.settings import Settings
+from localspec.shapes import Shapes
 from localspec.target import Target
 from localspec.transaction import Transaction
 
@@ -488,13 +489,15 @@ def noisy_attention(original: Callable[..., mx.array]) -> Callable[..., mx.array
 
 
 @pytest.mark.parametrize("build", [tiny_llama, tiny_gemma], ids=["llama", "gemma past its window"])
-@pytest.mark.parametrize("fault", [None, "attention", "windows"])
+@pytest.mark.parametrize("fault", [None, "attention", "shapes", "windows"])
 def test_attention_that_rounds_by_sizes_and_lengths_is_no_matter(
     build: Callable[[], Any], fault: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", noisy_attention(mx.fast.scaled_dot_product_attention))
     if fault == "attention":
-        monkeypatch.setattr("localspec.transaction.by_row", lambda rows: by_row(1))
+        monkeypatch.setattr("localspec.transaction.by_row", lambda rows, shapes: by_row(1))
+    if fault == "shapes":
+        monkeypatch.setattr("localspec.shapes._test", lambda *a: True)
     if fault == "windows":
         monkeypatch.setattr("localspec.caches.window.note_window", lambda *a: None)
     engine = engine_in(classes({1: 1.0, 2: 1.0, 4: 1.1, 8: 1.2}), build(), drafters=[oracle()])
@@ -503,6 +506,56 @@ def test_attention_that_rounds_by_sizes_and_lengths_is_no_matter(
     assert same == (fault is None or (fault == "windows" and build is tiny_llama))
     free, other = runs(engine, exact="off", temperature=0.8)
     assert any(outcome(generation) != outcome(free) for generation in other)
+
+
+def _call(rows: int, held: int) -> list[mx.array]:
+    """Queries, keys and values of random numbers."""
+    queries, keys, values = (mx.random.normal((1, n, held, 8), key=mx.random.key(held + n)) for n in (4, 2, 2))
+    return [queries[:, :, held - rows :], keys, values]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "parts"),
+    [
+        (set(), [(4, 9)]),
+        ({(4, 9)}, [(2, 7), (2, 9)]),  # 6 and 7 keys on one side of a multiple of 8; 8 and 9 on the other
+        ({(4, 9), (2, 7)}, [(1, 6), (3, 9)]),
+        ({(4, 9), (2, 9)}, [(2, 7), (1, 8), (1, 9)]),
+        ({(4, 9), (2, 7), (3, 9), (2, 9)}, [(1, 6), (1, 7), (1, 8), (1, 9)]),
+    ],
+)
+def test_rows_share_a_call_where_its_shape_rounds_as_theirs_alone(
+    wrong: set[tuple[int, int]], parts: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`wrong`: (rows, keys) of calls in which one row is one bit off; they are found out once and never made again."""
+    original, calls = mx.fast.scaled_dot_product_attention, []
+
+    def odd(queries: mx.array, keys: mx.array, values: mx.array, **options: Any) -> mx.array:
+        shape = queries.shape[2], keys.shape[2]
+        calls.append(shape)
+        out = original(queries, keys, values, **options)
+        return out + 1e-6 * (mx.arange(shape[0]) == 1)[:, None] if shape in wrong else out
+
+    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", odd)
+    shapes, rows = Shapes(), _call(4, 9)
+    for _ in range(3):
+        calls.clear()
+        with by_row(4, shapes):
+            got = mx.fast.scaled_dot_product_attention(*rows, scale=0.3, mask="causal")
+    assert calls == parts
+    with by_row(4):
+        alone = mx.fast.scaled_dot_product_attention(*rows, scale=0.3, mask="causal")
+    assert mx.array_equal(got, alone)
+
+
+def test_shapes_that_never_agree_are_not_tried_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+    monkeypatch.setattr("localspec.shapes._test", lambda attend, q, k, v: bool(tried.append(k.shape[2])))
+    shapes = Shapes()
+    for held in range(8, 80, 8):
+        rows = _call(3, held)
+        assert not shapes.alike(mx.fast.scaled_dot_product_attention, *rows)
+    assert len(tried) == 4
 
 
 def test_each_row_gets_its_own_keys() -> None:
