@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import click
 
-from localspec.settings import MAX_DRAFT_LENGTH, MAX_SEED
+from localspec.settings import MAX_DRAFT_LENGTH, MAX_SEED, Acceptance
 
 if TYPE_CHECKING:
     _ParamType = click.ParamType[str | int]
@@ -56,6 +56,15 @@ def draft_options(command: Command) -> Command:
             "next to nothing.  [default: auto]",
         ),
     )
+
+
+def accept_option(command: Command) -> Command:
+    """--accept. None means: the default of `localspec.Settings`."""
+    return click.option(
+        "--accept",
+        type=click.Choice(get_args(Acceptance)),
+        help="coupled: the ids of plain decoding; rejection, block: its distribution.  [default: coupled]",
+    )(command)
 
 
 def sampling_options(command: Command) -> Command:
