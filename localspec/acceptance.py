@@ -55,10 +55,10 @@ def block_weights(p: mx.array, q: mx.array | None, drafts: mx.array) -> mx.array
 
 
 def block_chances(p: mx.array, q: mx.array | None, drafts: mx.array) -> mx.array:
-    """h_i = Z_{i+1} / (Z_{i+1} + 1 - w_i) for i < n, with Z_{i+1} = sum_x (w_i p_{i+1}(x) - q_{i+1}(x))+; h_n = w_n.
+    """h_i = Z_i / (Z_i + 1 - w_i) for i < n, with Z_i = sum_x (w_i p_{i+1}(x) - q_{i+1}(x))+; h_n = w_n.
 
     float32 [n], entry i-1 is h_i: the chance that the coin of draft i passes (Sun et al. 2024, algorithm 2). p, q,
-    drafts: as in `accept_rejection`. A one-hot q has Z_{i+1} = w_i (1 - p_{i+1}(x_{i+1})).
+    drafts: as in `accept_rejection`. A one-hot q has Z_i = w_i (1 - p_{i+1}(x_{i+1})).
     """
     n = drafts.shape[0]
     weights = block_weights(p, q, drafts)

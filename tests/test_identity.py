@@ -176,7 +176,7 @@ def test_a_draft_that_is_the_target_is_accepted_whole(length: int) -> None:
 
 
 @pytest.mark.parametrize("accept", ["rejection", "block"])
-def test_a_draft_that_is_the_target_is_accepted_whole(accept: str) -> None:
+def test_a_draft_that_is_the_target_is_accepted_whole_by_the_other_rules_too(accept: str) -> None:
     model = tiny_llama()
     engine = Engine(model, drafters=[ModelDrafter(model)])
     for length in (1, 4, 8):

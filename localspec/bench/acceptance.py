@@ -76,7 +76,10 @@ class Kept:
 
 
 def keep_chances(p: mx.array, q: mx.array | None, drafts: mx.array) -> dict[str, list[float]]:
-    """Per rule: the chance that the first 1, 2, ..., n drafts are kept, given that they were drawn from q.
+    """Per rule: the chance that the first i drafts are kept, given what they are, for i = 1 to n.
+
+    Given the first i, not those behind them, by which the block rule judges too: on average its chances fall with i, in
+    one proposal they need not.
 
     p: the target's probabilities, float32 [n, vocabulary] or more rows; q: the draft's, float32 [n, vocabulary], None
     for deterministic drafts; drafts: ids [n].
@@ -111,7 +114,7 @@ def measure(
     drafters: dict[str, Drafter],
     *,
     draft_length: int = 4,
-    tokens: int = 64,
+    tokens: int = 32,
     stride: int = 4,
     **sampling: Any,
 ) -> list[Kept]:
@@ -195,7 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--bits", nargs="*", type=int, default=[4, 3], help="drafts by the model itself, rounded (4 3)")
     parser.add_argument("--draft-length", type=int, default=4, choices=range(1, MAX_DRAFT_LENGTH + 1), metavar="N")
-    parser.add_argument("--tokens", type=int, default=64, help="most tokens per answer (64)")
+    parser.add_argument("--tokens", type=int, default=32, help="most tokens per answer (32)")
     parser.add_argument("--stride", type=int, default=4, help="tokens from one proposal to the next (4)")
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0)
@@ -207,6 +210,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.temperature <= 0:
             raise SettingsError("at temperature 0 the rules are one: give a temperature above it")
         chosen = choose_workloads(options.workload)
+        if arguments is None:  # started as a program: it may start itself over with a faster BLAS
+            from localspec.blas import preload
+
+            preload(sys.orig_argv, "auto")
         import localspec
         from localspec.drafters import ModelDrafter, NgramDrafter
 
