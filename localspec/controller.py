@@ -19,7 +19,7 @@ from localspec.rows import RowClass
 MOST = 12
 """Longest draft that is considered."""
 REPRODUCIBLE = 4
-"""Fixed length where ids depend on lengths (rejection acceptance): a clock must not decide them."""
+"""Fixed length where ids depend on lengths (rejection and block acceptance): a clock must not decide them."""
 _SAMPLES = 15
 """Recent passes of a width that its cost is the median of."""
 _PLAIN_SAMPLES, _PLAIN_EVERY = 3, 128

@@ -14,11 +14,11 @@ from typing import Literal
 
 import mlx.core as mx
 
-from localspec.acceptance import accept_coupled, accept_rejection, draw, residual
+from localspec.acceptance import accept_block, accept_coupled, accept_rejection, block_weights, draw, residual
 from localspec.controller import REPRODUCIBLE, Controller
 from localspec.drafters.protocol import Draw, Proposal
 from localspec.errors import NumericsError
-from localspec.noise import Noise, Stream
+from localspec.noise import Noise, Stream, round_keys
 from localspec.penalties import of_shape, penalise
 from localspec.rows import RowClass
 from localspec.sampling import Distribution, distribution, ranked
@@ -99,7 +99,7 @@ class Decoder:
         self._noise = Noise(seed)
         self._draw = Draw(settings, self._noise, session.target.vocabulary_size, xtc_exempt)
         fixed: int | Literal["auto"] = settings.draft_length
-        if fixed == "auto" and settings.accept == "rejection":
+        if fixed == "auto" and settings.accept != "coupled":
             fixed = REPRODUCIBLE
         self._fixed = fixed
         speculating = speculates and settings.speculate and fixed != 0
@@ -217,8 +217,10 @@ class Decoder:
         rows = self._distribution(logits, fed, session.ids[:-1])
         if self._settings.accept == "coupled":
             accepted, tokens, log_ps, logprobs = self._accept_coupled(rows, drafts)
-        else:
+        elif self._settings.accept == "rejection":
             accepted, tokens, log_ps, logprobs = self._accept_rejection(rows, proposal)
+        else:
+            accepted, tokens, log_ps, logprobs = self._accept_block(rows, proposal)
         tops = ranked(self._top(rows), len(tokens))
         seconds = time.perf_counter() - started
         self._stats.verify_s += seconds
@@ -247,18 +249,36 @@ class Decoder:
     def _accept_rejection(
         self, rows: Distribution, proposal: Proposal
     ) -> tuple[int, list[int], list[float], list[float]]:
-        first, count = len(self._session.ids), len(proposal.tokens)
+        count, p = len(proposal.tokens), rows.probabilities()
         drafts = mx.array(proposal.tokens, mx.uint32)
-        p = rows.probabilities()
-        coins = self._noise.uniform(range(first, first + count))
-        passed = _ints(accept_rejection(p, proposal.q, drafts, coins))
+        passed = _ints(accept_rejection(p, proposal.q, drafts, self._coins(count)))
         accepted = passed.index(0) if 0 in passed else count
+        return self._drawn(rows, proposal, accepted, p[accepted])
+
+    def _accept_block(self, rows: Distribution, proposal: Proposal) -> tuple[int, list[int], list[float], list[float]]:
+        # The rule looks at all rows at once. Only the drafts up to a row that is not finite are judged: whether the
+        # text comes to that row, and so to an error, is then decided like everything else.
+        self._check_rows(rows, 1)
+        finite = [math.isfinite(normalizer) for normalizer in _floats(rows.normalizer)]
+        proposal = proposal.cut(finite.index(False)) if False in finite else proposal
+        count, p = len(proposal.tokens), rows.probabilities()
+        drafts = mx.array(proposal.tokens, mx.uint32)
+        passed = _ints(accept_block(p, proposal.q, drafts, self._coins(count)))
+        accepted = max((i + 1 for i, one in enumerate(passed) if one), default=0)
+        return self._drawn(rows, proposal, accepted, block_weights(p, proposal.q, drafts)[accepted] * p[accepted])
+
+    def _coins(self, count: int) -> mx.array:
+        return self._noise.uniform(round_keys(len(self._session.ids), count))
+
+    def _drawn(
+        self, rows: Distribution, proposal: Proposal, accepted: int, weights: mx.array
+    ) -> tuple[int, list[int], list[float], list[float]]:
+        """The accepted drafts and the token behind them: of `weights`, less what a rejected draft had of them."""
         self._check_rows(rows, accepted + 1)
-        weights = p[accepted]
-        if accepted < count:
-            q = None if proposal.q is None else proposal.q[accepted]
-            weights = residual(weights, q, drafts[accepted])
-        noise = self._noise.gumbel([first + accepted], weights.shape[-1], Stream.RESIDUAL)[0]
+        drafts = mx.array(proposal.tokens, mx.uint32)
+        if accepted < len(proposal.tokens):
+            weights = residual(weights, None if proposal.q is None else proposal.q[accepted], drafts[accepted])
+        noise = self._noise.gumbel([len(self._session.ids) + accepted], weights.shape[-1], Stream.RESIDUAL)[0]
         final = draw(weights, noise)
         chosen = mx.concatenate([drafts[:accepted], final[None].astype(mx.uint32)])
         kept = Distribution(

@@ -20,6 +20,8 @@ _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _LARGEST_UNIFORM = 1 - 2.0**-24
 """The largest float32 below one: a uniform may not round up to one, its Gumbel value would be infinite."""
 _REMEMBERED_ROWS = 64
+_LONGEST_ROUND = 64
+"""More than any draft is long; counters have room for 2^26 rounds of it."""
 
 
 class Stream(IntEnum):
@@ -28,9 +30,9 @@ class Stream(IntEnum):
     GUMBEL = 0
     """The noise that plain decoding, coupled verification and coupled drafters share."""
     COIN = 1
-    """Acceptance coins of the rejection rule."""
+    """Acceptance coins of the rejection and the block rule."""
     RESIDUAL = 2
-    """The draw after a rejection, or of the bonus token, in the rejection rule."""
+    """The draw after a rejection, or of the bonus token, in those rules."""
     DRAFT = 3
     """A drafter's own draws where they must be independent of the target's."""
     XTC = 4
@@ -40,6 +42,17 @@ class Stream(IntEnum):
 def fresh_seed() -> int:
     """A seed from the operating system, short enough to read aloud and type again."""
     return secrets.randbelow(2**32)
+
+
+def round_keys(first: int, count: int) -> range:
+    """What stands for positions in numbers that belong to a round, the one that decides position `first`.
+
+    A draft, or its coin, must not be used by the next round where this one has judged by it: the block rule looks
+    behind the drafts that it keeps. Each position is the first of one round at most, so keys never come back.
+    """
+    if count > _LONGEST_ROUND:
+        raise ValueError(f"a round has numbers for {_LONGEST_ROUND} drafts, not {count}")
+    return range(first * _LONGEST_ROUND, first * _LONGEST_ROUND + count)
 
 
 def _rotate(x: mx.array, bits: int) -> mx.array:

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from localspec.errors import SettingsError
 
-Acceptance = Literal["coupled", "rejection"]
+Acceptance = Literal["coupled", "rejection", "block"]
 Exact = Literal["auto", "rows", "off"]
 LogitsProcessor = Callable[[Any, Any], Any]
 """`processor(tokens, logits) -> logits`: ids so far, uint32 [n]; logits, [1, vocabulary]. mlx-lm's convention.
@@ -65,6 +65,7 @@ class Settings:
     """Report so many of the likeliest tokens with each token; 0 is none, the vocabulary's size and more is all."""
     speculate: bool = True
     accept: Acceptance = "coupled"
+    """`coupled` keeps plain decoding's ids, `rejection` and `block` its distribution (`docs/acceptance.md`)."""
     exact: Exact = "auto"
     """`rows`: only pass sizes that round alike, for ids that are identical with and without speculation whatever the
     backend; `auto`: so where plain decoding loses no more than 5 % by it; `off`: any size."""

@@ -1,4 +1,6 @@
-"""The acceptance rules leave the target's distribution as it is: by exact integration, and through the whole engine.
+"""The token rules, coupled and rejection, leave the target's distribution as it is: by exact integration.
+
+Block verification has its own file, the engine around the rules too (`test_block.py`, `test_joint.py`).
 
 Every check must also reject planted wrong rules (the table in the papers' errata of practice): a check that passes
 everything proves nothing.
@@ -6,24 +8,16 @@ everything proves nothing.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 from odds import FALSE_ALARM, chi_square
-from tiny import TableModel, random_table
 
-from localspec import decoder as decoder_module
 from localspec.acceptance import accept_coupled, accept_rejection, draw, residual
-from localspec.drafters import ModelDrafter
-from localspec.drafters.protocol import Drafter, Draw, Proposal
-from localspec.engine import Engine
-from localspec.noise import Noise, Stream, bits, gumbel
-from localspec.settings import Settings
+from localspec.noise import Stream, bits, gumbel
 
 JUST_UNDER_1 = float(np.nextafter(np.float32(1), np.float32(0)))
 
@@ -239,133 +233,3 @@ def test_coupled_draws_follow_the_target_whatever_the_draft_and_agree_often() ->
     assert chi_square(np.bincount(lenient, minlength=10), p) < FALSE_ALARM
     own = np.array(mx.argmax(mx.log(mx.array(q)) + gumbel(bits(6, Stream.DRAFT, range(n), 10)), axis=-1))
     assert float((target == own).mean()) < bound - 6 * math.sqrt(0.25 / n)
-
-
-# Through the whole engine: the joint distribution of strings of three tokens.
-
-VOCABULARY = 5
-SETTINGS: dict[str, Any] = {"temperature": 0.9, "top_p": 0.97}
-RUNS, MUTANT_RUNS = 1500, 800
-
-
-TARGET, DRAFT = random_table(1, VOCABULARY, 1.2), random_table(2, VOCABULARY, 1.2)
-
-
-def _likely(*ids: int) -> int:
-    return int(mx.argmax(TARGET[ids[-2], ids[-1]]).item())
-
-
-# The n-gram drafter copies what followed 1, 2: the target's own favourites, so that drafts are often accepted.
-PROMPT = [1, 2, _likely(1, 2), _likely(2, _likely(1, 2)), 1, 2]
-
-
-def _strings(model: TableModel) -> np.ndarray:
-    """Exact probabilities of all strings of 3 tokens after PROMPT, by enumeration."""
-    from localspec.sampling import distribution
-
-    flat = model.table.reshape(-1, VOCABULARY)
-    p = np.array(distribution(flat, Settings(**SETTINGS)).probabilities(), np.float64)
-    p = (p / p.sum(axis=-1, keepdims=True)).reshape((VOCABULARY,) * 3)
-    out = np.zeros((VOCABULARY,) * 3)
-    a, b = PROMPT[-2:]
-    for x, y, z in itertools.product(range(VOCABULARY), repeat=3):
-        out[x, y, z] = p[a, b, x] * p[b, x, y] * p[x, y, z]
-    return out
-
-
-class Misreporting(ModelDrafter):
-    """A planted bug: the draft is drawn from its distribution, and a uniform q is handed over."""
-
-    def fresh(self) -> Misreporting:
-        return Misreporting(self.model)
-
-    def propose(self, length: int, draw: Draw) -> Proposal | None:
-        proposal = super().propose(length, draw)
-        if proposal is None or proposal.q is None:
-            return proposal
-        q = mx.ones(proposal.q.shape)
-        return Proposal(proposal.tokens, proposal.source, q / q.sum(axis=-1, keepdims=True), proposal.probabilities)
-
-
-def _joint_p_value(drafters: list[Drafter | str], accept: str, runs: int = RUNS) -> tuple[float, float]:
-    """(p-value of the engine's strings under the exact distribution, acceptance rate)."""
-    engine = Engine(TableModel(TARGET), drafters=drafters)
-    counts = np.zeros((VOCABULARY,) * 3)
-    session = engine.new_session()
-    drafted = accepted = 0
-    for seed in range(runs):
-        settings = Settings(max_tokens=3, seed=seed, accept=accept, draft_length=2, **SETTINGS)  # type: ignore[arg-type]
-        generation = engine.generation(session, PROMPT, settings).run()
-        counts[tuple(generation.ids)] += 1
-        drafted, accepted = drafted + generation.stats.drafted, accepted + generation.stats.accepted
-    return chi_square(counts, _strings(TableModel(TARGET))), accepted / drafted
-
-
-def _ngram() -> list[Drafter | str]:
-    return ["ngram"]
-
-
-def _model() -> list[Drafter | str]:
-    return [ModelDrafter(TableModel(DRAFT))]
-
-
-@pytest.mark.parametrize("accept", ["coupled", "rejection"])
-@pytest.mark.parametrize("drafters", [_ngram, _model])
-def test_joint_distribution_of_three_tokens(drafters: Callable[[], list[Drafter | str]], accept: str) -> None:
-    """1,500 runs over 125 strings. Odds of a false alarm: 1e-6 each."""
-    p_value, rate = _joint_p_value(drafters(), accept)
-    assert p_value > FALSE_ALARM
-    assert 0.05 < rate < 0.95  # both branches were taken, often
-
-
-def test_each_position_has_a_coin_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A coin used in two rounds would tie them together, by less than the joint test can see."""
-    used: list[list[float]] = []
-
-    def watch(p: mx.array, q: mx.array | None, drafts: mx.array, coins: mx.array) -> mx.array:
-        used.append(coins.tolist())  # type: ignore[arg-type]
-        return accept_rejection(p, q, drafts, coins)
-
-    monkeypatch.setattr(decoder_module, "accept_rejection", watch)
-    engine = Engine(TableModel(TARGET), drafters=_model())
-    settings: dict[str, Any] = {**SETTINGS, "max_tokens": 40, "draft_length": 3, "accept": "rejection", "seed": 9}
-    rounds = [record for record in engine.generate(PROMPT, **settings).rounds if record.drafted]
-    expected = [Noise(9).uniform(range(r.position, r.position + len(r.drafted))).tolist() for r in rounds]
-    assert used == expected
-    assert len(used) > 5
-
-
-MUTANTS: dict[str, tuple[str, Any]] = {
-    "always accept": ("accept_rejection", _always),
-    "redraw from p": ("residual", _redraw_from_p),
-    "residual by argmax": ("residual", _by_argmax),
-    "p instead of p/q": ("accept_rejection", _target_only),
-}
-
-
-@pytest.mark.parametrize("mutant", MUTANTS)
-def test_joint_distribution_finds_planted_bugs(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    name, wrong = MUTANTS[mutant]
-    monkeypatch.setattr(decoder_module, name, wrong)
-    assert _joint_p_value(_model(), "rejection", MUTANT_RUNS)[0] < FALSE_ALARM
-
-
-def test_joint_distribution_finds_a_misreported_q() -> None:
-    """A draft surer of itself than it says. The same draft with its own q passes: only the report is wrong."""
-    sure = TableModel(DRAFT * 2.5)
-    assert _joint_p_value([Misreporting(sure)], "rejection", MUTANT_RUNS)[0] < FALSE_ALARM
-    assert _joint_p_value([ModelDrafter(sure)], "rejection", MUTANT_RUNS)[0] > FALSE_ALARM
-
-
-def test_joint_distribution_finds_drafts_emitted_under_coupling(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A coupled rule that lets every n-gram draft through."""
-
-    class Lenient(decoder_module.Decoder):
-        def _accept_coupled(self, rows: Any, drafts: list[int]) -> Any:
-            accepted, tokens, log_ps, logprobs = super()._accept_coupled(rows, drafts)
-            if accepted == 0:
-                return 1, [drafts[0], tokens[0]], [log_ps[0]] * 2, [logprobs[0]] * 2
-            return accepted, tokens, log_ps, logprobs
-
-    monkeypatch.setattr("localspec.generation.Decoder", Lenient)
-    assert _joint_p_value(_ngram(), "coupled", MUTANT_RUNS)[0] < FALSE_ALARM

@@ -359,12 +359,14 @@ def test_wrong_ids_are_found_and_called_a_bug() -> None:
     assert "this is a bug" in report.table()
 
 
-def test_rejection_above_temperature_0_promises_no_identity(engine: Engine) -> None:
+@pytest.mark.parametrize("accept", ["rejection", "block"])
+def test_rules_that_keep_the_distribution_promise_no_identity_above_temperature_0(engine: Engine, accept: Any) -> None:
     keywords: dict[str, Any] = {"workloads": ["code-edit/inventory"], "repeats": 1, "max_tokens": 12}
-    report = run_bench(engine, accept="rejection", temperature=1.5, **keywords)
+    report = run_bench(engine, accept=accept, temperature=1.5, **keywords)
     assert not report.identity_expected
     assert all(pair.difference is None or pair.difference.gap is None for pair in report.pairs)
-    assert run_bench(engine, accept="rejection", temperature=0.0, **keywords).identity_expected
+    assert report.identical or f"{accept} acceptance keeps the distribution" in report.table()
+    assert run_bench(engine, accept=accept, temperature=0.0, **keywords).identity_expected
 
 
 def test_the_gap_is_the_distance_to_the_top(engine: Engine) -> None:

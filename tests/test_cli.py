@@ -168,6 +168,12 @@ def test_wrong_sampling_options_are_told_in_one_line(scripted: Scripted, argumen
     assert not scripted.loads
 
 
+@pytest.mark.parametrize("accept", ["coupled", "rejection", "block"])
+def test_every_acceptance_rule_can_be_chosen(scripted: Scripted, accept: str) -> None:
+    run("chat", "-p", "Hi", "--accept", accept)
+    assert scripted.settings["accept"] == accept
+
+
 def test_defaults_are_those_of_settings(scripted: Scripted) -> None:
     run("chat", "-p", "Hi", "--draft-length", "auto")
     assert scripted.settings == {"max_tokens": 1024, "speculate": True, "draft_length": "auto"}

@@ -62,6 +62,9 @@ def test_bench_prints_a_table(benched: SimpleNamespace) -> None:
     run("bench")
     assert benched.asked["workloads"] is None
     assert benched.asked["draft_length"] == "auto"
+    assert benched.asked["accept"] == "coupled"
+    run("bench", "--accept", "block")
+    assert benched.asked["accept"] == "block"
 
 
 def test_bench_writes_files(benched: SimpleNamespace, tmp_path: Path) -> None:

@@ -212,10 +212,11 @@ def test_the_controller_never_changes_ids(temperature: float) -> None:
     assert len({len(record.drafted) for record in generation.rounds}) > 5
 
 
-def test_rejection_uses_a_fixed_length_that_no_clock_decides() -> None:
+@pytest.mark.parametrize("accept", ["rejection", "block"])
+def test_rules_whose_ids_depend_on_lengths_use_a_fixed_one_that_no_clock_decides(accept: str) -> None:
     script = [(i * i) % 64 for i in range(60)]
     engine = Engine(ScriptModel(script), drafters=[ScriptDrafter(script)])
-    generation = engine.generate(script[:3], max_tokens=30, accept="rejection")
+    generation = engine.generate(script[:3], max_tokens=30, accept=accept)
     assert {len(record.drafted) for record in generation.rounds[:-1]} == {REPRODUCIBLE}
 
 

@@ -175,26 +175,29 @@ def test_a_draft_that_is_the_target_is_accepted_whole(length: int) -> None:
             assert {record.emitted for record in generation.rounds[:-1]} == {length + 1}
 
 
-def test_a_draft_that_is_the_target_is_accepted_under_rejection_too() -> None:
+@pytest.mark.parametrize("accept", ["rejection", "block"])
+def test_a_draft_that_is_the_target_is_accepted_whole_by_the_other_rules_too(accept: str) -> None:
     model = tiny_llama()
     engine = Engine(model, drafters=[ModelDrafter(model)])
     for length in (1, 4, 8):
         generation = engine.generate(
-            PROMPTS[9], max_tokens=80, temperature=0.9, seed=4, accept="rejection", draft_length=length
+            PROMPTS[9], max_tokens=80, temperature=0.9, seed=4, accept=accept, draft_length=length
         )
         assert generation.stats.acceptance_rate == 1.0  # p equals q bit for bit here
 
 
-def test_rejection_at_temperature_0_gives_the_plain_ids() -> None:
+@pytest.mark.parametrize("accept", ["rejection", "block"])
+def test_every_rule_gives_the_plain_ids_at_temperature_0(accept: str) -> None:
     for drafters in DRAFTERS.values():
         engine = Engine(tiny_llama(), drafters=drafters())
         for prompt in PROMPTS[::4]:
-            Runs(engine, prompt).compare([1, 4, 8, "auto"], accept="rejection")
+            Runs(engine, prompt).compare([1, 4, 8, "auto"], accept=accept)
 
 
-def test_rejection_is_reproducible_and_depends_on_the_seed() -> None:
+@pytest.mark.parametrize("accept", ["rejection", "block"])
+def test_rules_that_keep_the_distribution_are_reproducible_and_depend_on_the_seed(accept: str) -> None:
     engine = Engine(tiny_llama(), drafters=DRAFTERS["ngram, then unrelated model"]())
-    settings: dict[str, Any] = {"temperature": 1.0, "accept": "rejection", "max_tokens": 40}
+    settings: dict[str, Any] = {"temperature": 1.0, "accept": accept, "max_tokens": 40}
     first = engine.generate(PROMPTS[14], seed=1, **settings).ids
     assert engine.generate(PROMPTS[14], seed=1, **settings).ids == first  # auto: lengths are not the clock's here
     assert engine.generate(PROMPTS[14], seed=2, **settings).ids != first
@@ -233,7 +236,7 @@ def test_global_random_state_is_neither_read_nor_written() -> None:
 
 
 @pytest.mark.parametrize("rows", [48, 96])
-@pytest.mark.parametrize("accept", ["coupled", "rejection"])
+@pytest.mark.parametrize("accept", ["coupled", "rejection", "block"])
 def test_a_draft_with_padded_or_fewer_rows(rows: int, accept: str) -> None:
     """No id outside of the target is proposed, and the draft is never fed one outside of itself."""
     draft = tiny_llama(5, vocabulary=rows, layers=1)
@@ -266,7 +269,7 @@ def test_a_draft_is_not_fed_ids_that_it_has_no_row_for() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0, 0.8])
-@pytest.mark.parametrize("accept", ["coupled", "rejection"])
+@pytest.mark.parametrize("accept", ["coupled", "rejection", "block"])
 def test_each_row_of_processors_sees_prompt_kept_tokens_and_the_drafts_before_it(
     temperature: float, accept: str
 ) -> None:
@@ -298,7 +301,7 @@ def test_not_a_number_is_an_error_that_names_the_position() -> None:
 
     for drafters in ([], ["ngram"], [ModelDrafter(tiny_llama())]):
         engine = Engine(tiny_llama(), drafters=drafters)
-        for temperature, accept in ((0, "coupled"), (1, "coupled"), (1, "rejection")):
+        for temperature, accept in ((0, "coupled"), (1, "coupled"), (1, "rejection"), (1, "block")):
             for length in (1, 4):
                 session = engine.new_session()
                 settings = Settings(

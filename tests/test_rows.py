@@ -237,7 +237,10 @@ def test_what_is_said_and_done(monkeypatch: pytest.MonkeyPatch) -> None:
     assert line(alike, monkeypatch, exact="off") == ("up to near-ties: exact is off", None)
     assert line(classes({1: 1.0}), monkeypatch, exact="rows")[1] == RowClass((1,))
     assert line(classes({1: 1.0}), monkeypatch)[1] is None
-    assert line(alike, monkeypatch, accept="rejection", temperature=1.0)[0].startswith("the distribution, not the ids")
+    for accept in ("rejection", "block"):
+        said, _ = line(alike, monkeypatch, accept=accept, temperature=1.0)
+        assert said == f"the distribution, not the ids: {accept} acceptance"
+        assert line(alike, monkeypatch, accept=accept, temperature=0.0)[0].startswith("bit for bit")
     own = RowClasses(alike.classes, (), 1.0, (12, 1100), False, 10, 0.1)
     assert line(own, monkeypatch)[0].startswith(
         "bit for bit with 12 and 1100 tokens of context, where tried: every pass"
@@ -370,7 +373,7 @@ def test_ends_inside_filled_passes_and_the_turns_after_them(kinds: tuple[str, ..
         assert all(end == ends[0] for end in ends), length
 
 
-@pytest.mark.parametrize("accept", ["coupled", "rejection"])
+@pytest.mark.parametrize("accept", ["coupled", "rejection", "block"])
 def test_processors_see_no_fillers(accept: str) -> None:
     seen: list[list[int]] = []
 

@@ -121,7 +121,7 @@ def test_a_run_worked_out_by_hand() -> None:
     assert generation.rounds[1].drafted == (14, 16, 16)
 
 
-@pytest.mark.parametrize("accept", ["coupled", "rejection"])
+@pytest.mark.parametrize("accept", ["coupled", "rejection", "block"])
 @pytest.mark.parametrize("length", [0, 1, 4, "auto"])
 def test_emitted_is_the_sum_over_rounds_and_nothing_is_counted_twice(accept: str, length: int | str) -> None:
     drafters = ["ngram", ModelDrafter(tiny_llama(1, layers=1))]
@@ -153,7 +153,7 @@ def test_tokens_carry_the_right_probabilities() -> None:
     """p, q and logprob of every token, against the tables that the models are made of."""
     target, draft = random_table(1, 6, 1.2), random_table(2, 6, 1.2)
     engine = Engine(TableModel(target), drafters=[ModelDrafter(TableModel(draft))])
-    for accept in ("coupled", "rejection"):
+    for accept in ("coupled", "rejection", "block"):
         generation = engine.generate([1, 2, 3], max_tokens=150, temperature=0.8, seed=4, accept=accept, draft_length=3)
         ids = [1, 2, 3, *generation.ids]
         sources = set()

@@ -173,8 +173,8 @@ class Report:
             notes.append("The ids were identical in every pair.")
         elif not self.identity_expected:
             notes.append(
-                "Ids differ, as they may: above temperature 0, rejection acceptance keeps the distribution, not the "
-                "ids. Times are compared per token."
+                f"Ids differ, as they may: above temperature 0, {self.settings['accept']} acceptance keeps the "
+                "distribution, not the ids. Times are compared per token."
             )
         else:
             notes.append("THE IDS WERE NOT IDENTICAL; times are compared per token:")

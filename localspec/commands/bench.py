@@ -16,6 +16,7 @@ from localspec.commands.progress import loading
 
 if TYPE_CHECKING:
     from localspec.bench.report import Report
+    from localspec.settings import Acceptance
 
 EPILOG = """\b
 Examples:
@@ -36,7 +37,7 @@ identical, unless the last bits of two logits explain it.
 @click.option("--repeats", type=click.IntRange(min=1), help="Pairs per prompt.  [default: 2; 1 with --quick]")
 @click.option("--max-tokens", type=click.IntRange(min=2), default=256, show_default=True, help="Tokens per answer.")
 @click.option("--temperature", "-t", type=click.FloatRange(min=0), default=0.0, help="0 is greedy.  [default: 0]")
-@click.option("--accept", type=click.Choice(["coupled", "rejection"]), default="coupled", help="Acceptance rule.")
+@options.accept_option
 @options.draft_options
 @options.seed_option
 @options.machine_options
@@ -51,7 +52,7 @@ def bench(
     repeats: int | None,
     max_tokens: int,
     temperature: float,
-    accept: str,
+    accept: Acceptance | None,
     draft: str | None,
     draft_length: str | int | None,
     exact: Literal["auto", "rows", "off"] | None,
@@ -88,7 +89,7 @@ def bench(
         temperature=temperature,
         seed=seed or 0,
         draft_length=options.draft_length_value(draft_length),
-        accept="rejection" if accept == "rejection" else "coupled",
+        accept=accept or "coupled",
         exact=exact or "auto",
         on_progress=on_progress,
     )

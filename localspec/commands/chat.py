@@ -43,7 +43,7 @@ is piped it is the answer's exact text; on a terminal, control characters in it 
 @click.option("--system", metavar="TEXT", help="A system message.")
 @options.draft_options
 @click.option("--no-speculation", is_flag=True, help="Plain decoding: one token per pass.")
-@click.option("--accept", type=click.Choice(["coupled", "rejection"]), help="Acceptance rule.  [default: coupled]")
+@options.accept_option
 @options.sampling_options
 @options.penalty_options
 @click.option("--max-tokens", type=click.IntRange(min=1), help="End the answer there.  [default: 1024]")

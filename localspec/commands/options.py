@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import click
 
-from localspec.settings import MAX_DRAFT_LENGTH, MAX_SEED
+from localspec.settings import MAX_DRAFT_LENGTH, MAX_SEED, Acceptance
 
 if TYPE_CHECKING:
     _LengthType = click.ParamType[str | int]
@@ -84,6 +84,15 @@ def exact_option(command: Command) -> Command:
         type=click.Choice(["auto", "rows", "off"]),
         help="rows: on any backend the same ids as without speculation, to the last bit; auto: where that costs "
         "next to nothing.  [default: auto]",
+    )(command)
+
+
+def accept_option(command: Command) -> Command:
+    """--accept. None means: the default of `localspec.Settings`."""
+    return click.option(
+        "--accept",
+        type=click.Choice(get_args(Acceptance)),
+        help="coupled: the ids of plain decoding; rejection, block: its distribution.  [default: coupled]",
     )(command)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 
 from localspec.drafters.protocol import Drafter, Draw, Proposal, common_prefix
-from localspec.noise import Stream
+from localspec.noise import Stream, round_keys
 from localspec.penalties import penalise
 from localspec.sampling import distribution
 from localspec.target import Target
@@ -20,7 +21,7 @@ class ModelDrafter(Drafter):
     """A language model that runs ahead of the target.
 
     Under coupled acceptance it draws with the target's own noise, so that the two agree as often as their
-    distributions allow; under rejection it draws with noise of its own and hands over q as it was drawn from.
+    distributions allow; under the other rules it draws with noise of its own and hands over q as it was drawn from.
 
     It applies the settings' filters, logit bias and penalties, each draft seeing the drafts before it, and XTC with
     the target's coin; not the caller's logits processors, which are made for the target. q is what all that leaves.
@@ -64,9 +65,11 @@ class ModelDrafter(Drafter):
             self._empty_caches()
             raise
 
-    def _propose(self, length: int, draw: Draw) -> Proposal:
+    def _propose(self, length: int, draw: Draw) -> Proposal | None:
         settings, end = draw.settings, len(self.context)
-        stream = Stream.GUMBEL if settings.accept == "coupled" else Stream.DRAFT
+        coupled = settings.accept == "coupled"
+        stream = Stream.GUMBEL if coupled else Stream.DRAFT
+        keys = range(end, end + length) if coupled else round_keys(end, length)
         vocabulary = min(self._target.vocabulary_size, draw.vocabulary_size)
         y, newest = mx.array(self._catch_up(), mx.uint32), mx.array(self.context[-1:], mx.uint32)
         tokens: list[mx.array] = []
@@ -79,18 +82,22 @@ class ModelDrafter(Drafter):
             drawn = distribution(logits, settings, draw.coins(end + i, 1), draw.xtc_exempt)
             noise = None
             if not drawn.greedy:
-                noise = draw.noise.gumbel([end + i], draw.vocabulary_size, stream)[:, :vocabulary]
+                noise = draw.noise.gumbel([keys[i]], draw.vocabulary_size, stream)[:, :vocabulary]
             y = drawn.choose(noise)
             tokens.append(y)
             chances.append(drawn.log_probability_of(y))
-            if settings.accept == "rejection" and not drawn.greedy:
+            if not coupled and not drawn.greedy:
                 q = drawn.probabilities()
                 rows.append(mx.pad(q, [(0, 0), (0, draw.vocabulary_size - vocabulary)]))
         # One evaluation for the whole proposal: no round trip to the host between its tokens.
         ids, chance = mx.concatenate(tokens), mx.exp(mx.concatenate(chances))
         mx.eval(ids, chance, *rows)
         self._drafted = ids.tolist()  # type: ignore[assignment]
-        return Proposal(self._drafted, self.name, mx.concatenate(rows) if rows else None, chance.tolist())  # type: ignore[arg-type]
+        chances_drawn: list[float] = chance.tolist()  # type: ignore[assignment]
+        # A token is no guess any more, and q no distribution, where this model's logits are not finite.
+        sound = next((i for i, one in enumerate(chances_drawn) if not math.isfinite(one)), length)
+        proposal = Proposal(self._drafted, self.name, mx.concatenate(rows) if rows else None, chances_drawn)
+        return proposal.cut(sound) if sound else None
 
     def commit(self, tokens: Sequence[int]) -> None:
         # The caches hold the old context and all drafts but the last, where they were proposed from it.
