@@ -11,6 +11,7 @@ from weakref import proxy
 from localspec.controller import Controller
 from localspec.decoder import Decoder, FinishReason
 from localspec.exactness import Exactness
+from localspec.matcher import Matcher
 from localspec.noise import fresh_seed
 from localspec.rows import RowClass
 from localspec.session import Session
@@ -42,11 +43,12 @@ class Generation(Iterator[Token]):
         texts: DetokenizerFactory,
         controller: Controller,
         exactness: Callable[[Settings], Exactness],
+        matcher: Matcher | None = None,
         on_end: Callable[[Generation], None] | None = None,
         on_prefill: Callable[[int, int], None] | None = None,
     ) -> None:
-        """`exactness` may measure, and is asked when decoding begins. `on_end` is called once the session is right
-        again; `on_prefill(done, of)` reports prompt processing."""
+        """`exactness` may measure, and is asked when decoding begins. `matcher`: a new one, where there is a grammar.
+        `on_end` is called once the session is right again; `on_prefill(done, of)` reports prompt processing."""
         self.seed = fresh_seed() if settings.seed is None else settings.seed
         """The seed in use, picked if none was given."""
         self.settings = replace(settings, seed=self.seed)
@@ -67,6 +69,7 @@ class Generation(Iterator[Token]):
         self._texts = texts
         self._controller = controller
         self._ask_exactness = exactness
+        self._matcher = matcher
         self._on_end = on_end
         self._on_prefill = on_prefill
         self._stop_asked = False
@@ -162,6 +165,7 @@ class Generation(Iterator[Token]):
                 stopping=lambda: self._stop_asked,
                 row_class=exactness.row_class,
                 speculates=exactness.speculates,
+                matcher=self._matcher,
             )
             for token in decoder.run():
                 self.stats.total_s = time.perf_counter() - started

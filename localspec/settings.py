@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from localspec.errors import SettingsError
+from localspec.grammar import Grammar, as_grammar
 
 Acceptance = Literal["coupled", "rejection"]
 Exact = Literal["auto", "rows", "off"]
@@ -37,6 +38,8 @@ class Settings:
     stop: tuple[str, ...] = ()
     """Strings that end the text; they are not part of it."""
     logits_processors: tuple[LogitsProcessor, ...] = ()
+    grammar: Grammar | None = None
+    """What the text must match; `from_keywords` takes a JSON schema as a dict as well."""
     speculate: bool = True
     accept: Acceptance = "coupled"
     exact: Exact = "auto"
@@ -58,6 +61,8 @@ class Settings:
             raise SettingsError("stop must be non-empty strings")
         if any(not callable(p) for p in self.logits_processors):
             raise SettingsError("logits_processors must be callables (tokens, logits) -> logits")
+        if self.grammar is not None and not isinstance(self.grammar, Grammar):
+            raise SettingsError(f"grammar must be made by localspec.grammar, not {self.grammar!r}")
         if not isinstance(self.speculate, bool):
             raise SettingsError(f"speculate must be True or False, not {self.speculate!r}")
         if self.accept not in get_args(Acceptance):
@@ -82,6 +87,8 @@ class Settings:
             keywords["stop"] = _items("stop", keywords["stop"])
         if "logits_processors" in keywords:
             keywords["logits_processors"] = _items("logits_processors", keywords["logits_processors"])
+        if "grammar" in keywords:
+            keywords["grammar"] = as_grammar(keywords["grammar"])
         return cls(**keywords)
 
 

@@ -30,6 +30,7 @@ Examples:
   echo "Name three colours" | localspec chat     just the answer, on stdout
   localspec chat -p "Summarise:" < notes.txt     the prompt, then the file as its attachment
   localspec chat -p "Hi" --json | jq -r .source  where each token came from
+  localspec chat -p "Ann is 9" --json-schema s.json   JSON of that form, and nothing else
 
 With -p and something piped in, the prompt is the text of -p, an empty line, and what was piped in. When the output
 is piped it is the answer's exact text; on a terminal, control characters in it are left out.
@@ -46,6 +47,7 @@ is piped it is the answer's exact text; on a terminal, control characters in it 
 @options.sampling_options
 @click.option("--max-tokens", type=click.IntRange(min=1), help="End the answer there.  [default: 1024]")
 @click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text; may be repeated.")
+@options.grammar_options
 @options.machine_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per token, then one with the result.")
 @click.option("--verbose", "-v", is_flag=True, help="Notes on stderr also when it is not a terminal.")
@@ -59,6 +61,8 @@ def chat(
     draft: str | None,
     no_speculation: bool,
     max_tokens: int | None,
+    json_schema: str | None,
+    regex: str | None,
     dtype: str,
     blas: Setting,
     as_json: bool,
@@ -71,6 +75,9 @@ def chat(
     """
     settings = {name: value for name, value in sampling.items() if value is not None and value != ()}
     settings |= {"max_tokens": max_tokens or 1024, "speculate": not no_speculation}
+    grammar = options.grammar(json_schema, regex)
+    if grammar is not None:
+        settings["grammar"] = grammar
     Settings.from_keywords(**settings)  # a bad one is told before anything is loaded
     one_shot = prompt is not None or as_json or not is_terminal(sys.stdin)
     if not one_shot and (not is_terminal(sys.stdout) or os.environ.get("TERM") == "dumb"):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
 
 from localspec.noise import Noise
 from localspec.settings import Settings
@@ -51,6 +53,9 @@ class Draw:
     noise: Noise
     vocabulary_size: int
     """The target's: proposed ids must be below it, and q has as many columns."""
+    allowed: Callable[[Sequence[int]], NDArray[np.bool_] | None] | None = None
+    """Under a grammar: which ids may follow the context and these drafts, bool [vocabulary_size]; None at the end of
+    the text. A drafter need not ask: what is not allowed is cut off its proposal."""
 
 
 class Drafter(ABC):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -60,7 +61,7 @@ class ModelDrafter(Drafter):
             self._empty_caches()
             raise
 
-    def _propose(self, length: int, draw: Draw) -> Proposal:
+    def _propose(self, length: int, draw: Draw) -> Proposal | None:
         settings, end = draw.settings, len(self.context)
         stream = Stream.GUMBEL if settings.accept == "coupled" else Stream.DRAFT
         vocabulary = min(self._target.vocabulary_size, draw.vocabulary_size)
@@ -69,7 +70,14 @@ class ModelDrafter(Drafter):
         chances: list[mx.array] = []
         rows: list[mx.array] = []
         for i in range(length):
+            allowed = None
+            if draw.allowed is not None:
+                allowed = draw.allowed(mx.concatenate(tokens).tolist() if tokens else [])  # type: ignore[arg-type]
+                if allowed is None or not allowed[:vocabulary].any():
+                    break
             logits = self._transaction.forward(y)[-1:, :vocabulary]
+            if allowed is not None:
+                logits = mx.where(mx.array(allowed[:vocabulary]), logits, -math.inf)
             drawn = distribution(logits, settings)
             noise = None
             if not drawn.greedy:
@@ -80,7 +88,9 @@ class ModelDrafter(Drafter):
             if settings.accept == "rejection" and not drawn.greedy:
                 q = drawn.probabilities()
                 rows.append(mx.pad(q, [(0, 0), (0, draw.vocabulary_size - vocabulary)]))
-        # One evaluation for the whole proposal: no round trip to the host between its tokens.
+        if not tokens:
+            return None
+        # One evaluation for the whole proposal: no round trip to the host between its tokens, but under a grammar.
         ids, chance = mx.concatenate(tokens), mx.exp(mx.concatenate(chances))
         mx.eval(ids, chance, *rows)
         self._drafted = ids.tolist()  # type: ignore[assignment]
