@@ -68,7 +68,7 @@ class Engine:
         for drafter in self.drafters:
             drafter.check(model, tokenizer)
         self._texts = DetokenizerFactory(tokenizer)
-        self._matchers = Matchers(tokenizer, self.target.vocabulary_size, self.end_ids)
+        self._matchers = Matchers(tokenizer, self.target.vocabulary_size)
 
     @property
     def end_ids(self) -> frozenset[int]:
@@ -123,7 +123,7 @@ class Engine:
             end_ids=self.end_ids,
             context_length=self.context_length,
             texts=self._texts,
-            matcher=None if settings.grammar is None else self._matchers.new(settings.grammar),
+            matcher=None if settings.grammar is None else self._matchers.new(settings.grammar, self.end_ids),
             controller=self.controller,
             exactness=self._exact.of,
             on_end=on_end,

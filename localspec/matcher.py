@@ -7,7 +7,7 @@ back. Knows nothing of caches, drafters or acceptance rules.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,15 +28,14 @@ Row = NDArray[np.bool_]
 class Matchers:
     """Makes a Matcher for each generation of one engine. The tokenizer is read once, when a grammar first needs it."""
 
-    def __init__(self, tokenizer: Any, vocabulary_size: int, end_ids: Iterable[int]) -> None:
-        """`vocabulary_size`: columns of the model's logits. `end_ids`: ids that end a text."""
+    def __init__(self, tokenizer: Any, vocabulary_size: int) -> None:
+        """`vocabulary_size`: columns of the model's logits."""
         self._tokenizer = tokenizer
         self._vocabulary_size = vocabulary_size
-        self._end_ids = frozenset(end_ids)
         self._read: Any = None
 
-    def new(self, grammar: Grammar) -> Matcher:
-        """A matcher at the beginning of a text.
+    def new(self, grammar: Grammar, end_ids: frozenset[int]) -> Matcher:
+        """A matcher at the beginning of a text that one of `end_ids` ends.
 
         Raises SettingsError where the tokenizer is missing, or of a kind whose tokens' texts are not known, and where
         none of its texts matches.
@@ -47,7 +46,7 @@ class Matchers:
         if self._read is None:
             self._read = self._read_tokenizer()
         native = library.LLMatcher(self._read, grammar.compiled, log_level=0)
-        matcher = Matcher(native, self._vocabulary_size, self._end_ids, frozenset(self._read.eos_tokens))
+        matcher = Matcher(native, self._vocabulary_size, end_ids, frozenset(self._read.eos_tokens))
         try:
             matcher.rows([])
             if matcher.allowed([]) is None:
@@ -60,10 +59,10 @@ class Matchers:
         from llguidance.hf import from_tokenizer
 
         # mlx-lm's wrapper answers for the tokenizer in it, but is not one.
-        inner = vars(self._tokenizer).get("_tokenizer", self._tokenizer)
-        size = max(self._vocabulary_size, len(inner))
+        inner = getattr(self._tokenizer, "__dict__", {}).get("_tokenizer")
+        tokenizer = inner if hasattr(inner, "backend_tokenizer") else self._tokenizer
         try:
-            return from_tokenizer(inner, n_vocab=size, eos_token=sorted(self._end_ids) or None)
+            return from_tokenizer(tokenizer, n_vocab=max(self._vocabulary_size, len(tokenizer)))
         except ValueError as error:
             raise SettingsError(f"no grammar can be used with this tokenizer: {one_line(str(error))}") from None
 

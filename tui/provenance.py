@@ -24,9 +24,9 @@ PROVENANCE: dict[Source, Provenance] = {
     "ngram": Provenance("n-gram", "guessed from text seen before, and the model agreed"),
     "mtp": Provenance("MTP", "guessed by the model's own extra heads, and the model agreed"),
     "draft": Provenance("draft", "guessed by the small draft model, and the model agreed"),
-    "grammar": Provenance("grammar", "the only token that the asked-for form allowed there"),
     "resampled": Provenance("resampled", "the model disagreed with the guess and wrote this instead"),
     "bonus": Provenance("bonus", "the model's own next token after a guess that was right to its end"),
+    "grammar": Provenance("grammar", "the only token that the asked-for form allowed there"),
 }
 """Every source, in the order of the legend."""
 
