@@ -712,3 +712,16 @@ def test_the_engine_of_chats_takes_a_grammar_too() -> None:
     engine = chat_engine(5, drafters=["ngram"])
     generation = engine.generate([{"role": "user", "content": "list"}], grammar=LISTS, temperature=1.5, seed=3)
     assert matches("lists", generation.text)
+
+
+def test_the_bench_reports_what_was_decoded() -> None:
+    from localspec.bench.structured import measure, table, tasks
+
+    outcomes = measure(chat_engine(1), repeats=1, max_tokens=60, temperature=0.8)
+    assert list(outcomes) == list(tasks())
+    for outcome in outcomes.values():
+        assert outcome.identical == 1
+        assert 0 < outcome.passes <= outcome.tokens
+        assert len(outcome.speedup) == len(outcome.price) == 1
+    assert outcomes["record"].forced > 5
+    assert table(outcomes, 1).count("1/1") == len(outcomes)
