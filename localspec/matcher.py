@@ -60,7 +60,7 @@ class Matchers:
 
         # mlx-lm's wrapper answers for the tokenizer in it, but is not one.
         inner = getattr(self._tokenizer, "__dict__", {}).get("_tokenizer")
-        tokenizer = inner if hasattr(inner, "backend_tokenizer") else self._tokenizer
+        tokenizer: Any = inner if hasattr(inner, "backend_tokenizer") else self._tokenizer
         try:
             return from_tokenizer(tokenizer, n_vocab=max(self._vocabulary_size, len(tokenizer)))
         except ValueError as error:

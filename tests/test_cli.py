@@ -134,6 +134,16 @@ def test_a_grammar_reaches_the_engine(scripted: Scripted, tmp_path: Path) -> Non
     assert scripted.settings["grammar"] == grammar.regex("a|b")
 
 
+def test_nothing_is_read_before_the_program_starts_itself_over(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[str] = []
+    monkeypatch.setattr(chat, "use_fast_blas", lambda *_: left.append(sys.stdin.read()))
+    for arguments in (["-p", "Hi", "--json-schema", "-"], ["-p", "Hi"], []):
+        run("chat", *arguments, stdin=SCHEMA)
+    assert left == [SCHEMA] * 3
+
+
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [

@@ -75,14 +75,14 @@ def chat(
     """
     settings = {name: value for name, value in sampling.items() if value is not None and value != ()}
     settings |= {"max_tokens": max_tokens or 1024, "speculate": not no_speculation}
-    grammar = options.grammar(json_schema, regex)
-    if grammar is not None:
-        settings["grammar"] = grammar
     Settings.from_keywords(**settings)  # a bad one is told before anything is loaded
     one_shot = prompt is not None or as_json or not is_terminal(sys.stdin)
     if not one_shot and (not is_terminal(sys.stdout) or os.environ.get("TERM") == "dumb"):
         raise click.UsageError("the chat needs a terminal that can place text; give a prompt with -p or on stdin")
-    use_fast_blas(ctx, blas, verbose)
+    use_fast_blas(ctx, blas, verbose)  # may start the program over, so nothing was read from stdin yet
+    grammar = options.grammar(json_schema, regex)
+    if grammar is not None:
+        settings["grammar"] = grammar
     text = _read_prompt(prompt) if one_shot else None
     name = model or default_model()
     if text is None:
