@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from localspec import drafters
+    from localspec import drafters, grammar
     from localspec.conversation import Conversation
     from localspec.engine import Engine
     from localspec.errors import LocalspecError
@@ -30,6 +30,7 @@ __all__ = [
     "Token",
     "__version__",
     "drafters",
+    "grammar",
     "load",
 ]
 
@@ -46,8 +47,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "drafters":
-        return import_module("localspec.drafters")
+    if name in ("drafters", "grammar"):
+        return import_module(f"localspec.{name}")
     if name == "__version__":
         from importlib.metadata import version
 

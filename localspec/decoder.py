@@ -16,8 +16,10 @@ import mlx.core as mx
 
 from localspec.acceptance import accept_block, accept_coupled, accept_rejection, block_weights, draw, residual
 from localspec.controller import REPRODUCIBLE, Controller
+from localspec.drafters.forced import ForcedDrafter
 from localspec.drafters.protocol import Draw, Proposal
 from localspec.errors import NumericsError
+from localspec.matcher import Matcher
 from localspec.noise import Noise, Stream, round_keys
 from localspec.penalties import of_shape, penalise
 from localspec.rows import RowClass
@@ -79,11 +81,12 @@ class Decoder:
         row_class: RowClass | None = None,
         speculates: bool = True,
         xtc_exempt: tuple[int, ...] = (),
+        matcher: Matcher | None = None,
     ) -> None:
         """`limit`: most tokens to emit, at least 1. `stats` and `rounds` are filled as decoding goes on. `stopping` is
         asked before each round whether to end here. `row_class`: the sizes that passes may have, None for any.
         `speculates`: False for a model whose passes of several rows are not to be relied on. `xtc_exempt`: ids that XTC
-        never drops."""
+        never drops. `matcher`: a new one, where there is a grammar."""
         self._stopping = stopping
         self._session = session
         self._prompt_length = len(session.ids)
@@ -97,13 +100,16 @@ class Decoder:
         self._stats = stats
         self._rounds = rounds
         self._noise = Noise(seed)
-        self._draw = Draw(settings, self._noise, session.target.vocabulary_size, xtc_exempt)
+        allowed = None if matcher is None else matcher.allowed
+        self._draw = Draw(settings, self._noise, session.target.vocabulary_size, xtc_exempt, allowed)
         fixed: int | Literal["auto"] = settings.draft_length
         if fixed == "auto" and settings.accept != "coupled":
             fixed = REPRODUCIBLE
         self._fixed = fixed
         speculating = speculates and settings.speculate and fixed != 0
-        self._drafters = session.drafters if speculating else []
+        self._matcher = matcher
+        forced = [] if matcher is None else [ForcedDrafter(matcher)]
+        self._drafters = [*forced, *session.drafters] if speculating else []
         self.emitted = 0
         """Tokens kept so far; those whose text is still held back are not yielded yet."""
         self._yielded = 0
@@ -129,7 +135,7 @@ class Decoder:
                 started = time.perf_counter()
                 step = self._launch(mx.array(self._session.ids[-1:], mx.uint32), self._session.ids[:-1])
                 seconds = time.perf_counter() - started
-            runs_ahead = self._room() > 1 and (not self._drafters or (quiet >= _QUIET and not self._would_propose()))
+            runs_ahead = self._runs_ahead(quiet)
             started = time.perf_counter()
             ahead = self._launch(step.token, self._session.ids) if runs_ahead else None
             chosen = self._read(step)
@@ -140,6 +146,12 @@ class Decoder:
                 self._controller.learn_plain(seconds)
             yield from self._emit([chosen], None, 0, in_flight=ahead is not None)
             step = ahead
+
+    def _runs_ahead(self, quiet: int) -> bool:
+        """Whether to launch the next pass before this one is read. What a grammar allows there is not known yet."""
+        if self._matcher is not None or self._room() <= 1:
+            return False
+        return not self._drafters or (quiet >= _QUIET and not self._would_propose())
 
     # Propose
 
@@ -183,12 +195,14 @@ class Decoder:
         return found
 
     def _usable(self, proposal: Proposal | None) -> Proposal | None:
-        """The proposal up to the first id that the target does not have; None when nothing is left."""
+        """The proposal up to the first id that the target lacks, or the grammar forbids; None when nothing is left."""
         if proposal is None:
             return None
         size = self._session.target.vocabulary_size
         known = next((i for i, token in enumerate(proposal.tokens) if not 0 <= token < size), len(proposal.tokens))
-        return proposal.cut(known) if known else None
+        if not known:
+            return None
+        return proposal.cut(known) if self._matcher is None else self._matcher.cut(proposal.cut(known))
 
     # Plain decoding
 
@@ -304,6 +318,8 @@ class Decoder:
                 rows.append(row)
             logits = mx.concatenate(rows)
         coins = self._draw.coins(len(history) + 1, logits.shape[0])
+        if self._matcher is not None:
+            return self._matcher.distribution(logits, settings, _ints(fed)[1:], coins, self._draw.xtc_exempt)
         return distribution(logits, settings, coins, self._draw.xtc_exempt)
 
     def _top(self, rows: Distribution) -> tuple[mx.array, ...]:
@@ -318,7 +334,13 @@ class Decoder:
 
     def _check(self, normalizer: float, row: int) -> None:
         if not math.isfinite(normalizer):
-            place = f"at position {len(self._session.ids) + row} are not finite (log-sum-exp {normalizer})"
+            position = len(self._session.ids) + row
+            if self._matcher is not None and normalizer == -math.inf:
+                raise NumericsError(
+                    f"the model rules out each token that the grammar allows at position {position}: all their logits "
+                    "are -inf; check logit bias and logits processors"
+                )
+            place = f"at position {position} are not finite (log-sum-exp {normalizer})"
             if self._settings.changes_logits:
                 raise NumericsError(
                     f"the logits {place} after logit bias, penalties and logits processors: these may rule out every "
@@ -355,8 +377,9 @@ class Decoder:
             )
             kept += 1
             at_end = choice.id in self._end_ids
+            over = self._matcher is not None and self._matcher.keep(choice.id)
             ready += self._text.push(choice.id, token, hidden=at_end)
-            if at_end or self._text.stopped:
+            if at_end or over or self._text.stopped:
                 self.finish_reason = "stop"
             elif self.emitted + kept == self._limit:
                 self.finish_reason = "length"

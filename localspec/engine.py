@@ -12,6 +12,7 @@ from localspec.drafters.protocol import Drafter
 from localspec.errors import PromptTooLongError, SettingsError
 from localspec.exactness import Exact
 from localspec.generation import Generation
+from localspec.matcher import Matchers
 from localspec.rows import RowClasses
 from localspec.session import Session
 from localspec.settings import Settings
@@ -67,6 +68,7 @@ class Engine:
         for drafter in self.drafters:
             drafter.check(model, tokenizer)
         self._texts = DetokenizerFactory(tokenizer)
+        self._matchers = Matchers(tokenizer, self.target.vocabulary_size)
 
     @property
     def end_ids(self) -> frozenset[int]:
@@ -127,6 +129,7 @@ class Engine:
             end_ids=self.end_ids,
             context_length=self.context_length,
             texts=self._texts,
+            matcher=None if settings.grammar is None else self._matchers.new(settings.grammar, self.end_ids),
             controller=self.controller,
             exactness=self._exact.of,
             on_end=on_end,

@@ -44,5 +44,9 @@ class NumericsError(LocalspecError):
     """The model produced logits from which no token can be drawn (NaN or infinite)."""
 
 
+class GrammarError(LocalspecError):
+    """A grammar cannot be followed any further: no token is allowed, or it got too complex; the message says where."""
+
+
 class UnsupportedModelError(LocalspecError):
     """A model is complete but not of a kind that can be run here; the message names what is in the way."""

@@ -11,6 +11,7 @@ from weakref import proxy
 from localspec.controller import Controller
 from localspec.decoder import Decoder, FinishReason
 from localspec.exactness import Exactness
+from localspec.matcher import Matcher
 from localspec.noise import fresh_seed
 from localspec.rows import RowClass
 from localspec.session import Session
@@ -42,12 +43,14 @@ class Generation(Iterator[Token]):
         texts: DetokenizerFactory,
         controller: Controller,
         exactness: Callable[[Settings], Exactness],
+        matcher: Matcher | None = None,
         on_end: Callable[[Generation], None] | None = None,
         on_prefill: Callable[[int, int], None] | None = None,
         xtc_exempt: tuple[int, ...] = (),
     ) -> None:
         """`exactness` may measure, and is asked when decoding begins. `on_end` is called once the session is right
-        again; `on_prefill(done, of)` reports prompt processing. `xtc_exempt`: ids that XTC never drops."""
+        again; `on_prefill(done, of)` reports prompt processing. `matcher`: a new one, where there is a grammar.
+        `xtc_exempt`: ids that XTC never drops."""
         self.seed = fresh_seed() if settings.seed is None else settings.seed
         """The seed in use, picked if none was given."""
         self.settings = replace(settings, seed=self.seed)
@@ -68,6 +71,7 @@ class Generation(Iterator[Token]):
         self._texts = texts
         self._controller = controller
         self._ask_exactness = exactness
+        self._matcher = matcher
         self._on_end = on_end
         self._on_prefill = on_prefill
         self._xtc_exempt = xtc_exempt
@@ -165,6 +169,7 @@ class Generation(Iterator[Token]):
                 row_class=exactness.row_class,
                 speculates=exactness.speculates,
                 xtc_exempt=self._xtc_exempt,
+                matcher=self._matcher,
             )
             for token in decoder.run():
                 self.stats.total_s = time.perf_counter() - started

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from localspec.errors import SettingsError
+from localspec.grammar import Grammar, as_grammar
 
 Acceptance = Literal["coupled", "rejection", "block"]
 Exact = Literal["auto", "rows", "off"]
@@ -63,6 +64,8 @@ class Settings:
     """Act on the logits after bias and penalties, in this order."""
     logprobs: int = 0
     """Report so many of the likeliest tokens with each token; 0 is none, the vocabulary's size and more is all."""
+    grammar: Grammar | None = None
+    """What the text must match; `from_keywords` takes a JSON schema as a dict as well."""
     speculate: bool = True
     accept: Acceptance = "coupled"
     """`coupled` keeps plain decoding's ids, `rejection` and `block` its distribution (`docs/acceptance.md`)."""
@@ -97,6 +100,8 @@ class Settings:
             raise SettingsError("stop must be non-empty strings")
         if any(not callable(p) for p in self.logits_processors):
             raise SettingsError("logits_processors must be callables (tokens, logits) -> logits")
+        if self.grammar is not None and not isinstance(self.grammar, Grammar):
+            raise SettingsError(f"grammar must be made by localspec.grammar, not {self.grammar!r}")
         if not isinstance(self.speculate, bool):
             raise SettingsError(f"speculate must be True or False, not {self.speculate!r}")
         if self.accept not in get_args(Acceptance):
@@ -129,6 +134,8 @@ class Settings:
             keywords["logits_processors"] = _items("logits_processors", keywords["logits_processors"])
         if keywords.get("logit_bias", 0) is None:
             del keywords["logit_bias"]
+        if "grammar" in keywords:
+            keywords["grammar"] = as_grammar(keywords["grammar"])
         return cls(**keywords)
 
 

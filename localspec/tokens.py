@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Source = Literal["plain", "ngram", "mtp", "draft", "resampled", "bonus"]
+Source = Literal["plain", "ngram", "mtp", "draft", "grammar", "resampled", "bonus"]
 """Where a token came from: `plain` (nothing was proposed), the drafter whose proposal was accepted (`ngram`, `mtp`,
-`draft`), `resampled` (chosen by the target where it rejected a draft) or `bonus` (the target's own token after a
-proposal that was accepted whole)."""
+`draft`; `grammar`, which allowed nothing else), `resampled` (chosen by the target where it rejected a draft) or `bonus`
+(the target's own token after a proposal that was accepted whole)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +25,12 @@ class Token:
     round: int
     """Index of the target pass that emitted it, from 0 in each generation."""
     p: float
-    """Probability under the distribution that plain decoding samples from (temperature and filters applied)."""
+    """Probability under the distribution that plain decoding samples from: grammar, temperature and filters applied."""
     q: float | None
     """Probability under the draft distribution, 1.0 for a deterministic draft; None when this was not a draft."""
     logprob: float
-    """Natural logarithm of the model's probability before temperature and filters, and after logit bias, penalties
-    and logits processors: what mlx-lm reports. Without those it is the model's own."""
+    """Natural logarithm of the model's probability before grammar, temperature and filters, and after logit bias,
+    penalties and logits processors: what mlx-lm reports. Without those it is the model's own."""
     draft_index: int | None = None
     """Index within the proposal (0 is the first draft); None when this was not a draft."""
     match_length: int | None = None

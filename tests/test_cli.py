@@ -174,6 +174,57 @@ def test_every_acceptance_rule_can_be_chosen(scripted: Scripted, accept: str) ->
     assert scripted.settings["accept"] == accept
 
 
+SCHEMA = '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}'
+
+
+def test_a_grammar_reaches_the_engine(scripted: Scripted, tmp_path: Path) -> None:
+    from localspec import grammar
+
+    path = tmp_path / "schema.json"
+    path.write_text("\ufeff" + SCHEMA, "utf-8")
+    run("chat", "-p", "Hi", "--json-schema", str(path))
+    assert scripted.settings["grammar"] == grammar.json_schema(SCHEMA)
+    run("chat", "-p", "Hi", "--json-schema", "-", stdin=SCHEMA)
+    assert scripted.settings["grammar"] == grammar.json_schema(SCHEMA)
+    assert scripted.sent[-1] == "Hi"  # the schema is not read as its attachment
+    run("chat", "-p", "Hi", "--regex", "a|b")
+    assert scripted.settings["grammar"] == grammar.regex("a|b")
+
+
+def test_nothing_is_read_before_the_program_starts_itself_over(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[str] = []
+    monkeypatch.setattr(chat, "use_fast_blas", lambda *_: left.append(sys.stdin.read()))
+    for arguments in (["-p", "Hi", "--json-schema", "-"], ["-p", "Hi"], []):
+        run("chat", *arguments, stdin=SCHEMA)
+    assert left == [SCHEMA] * 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["--regex", "("], "unclosed group"),
+        (["--regex", "a", "--json-schema", "-"], "exclude each other"),
+        (["--json-schema", "no/such/file"], "no/such/file"),
+        (["--json-schema", "{folder}"], "cannot read"),
+        (["--json-schema", "{folder}/latin1"], "UTF-8"),
+        (["--json-schema", "{folder}/text"], "not JSON"),
+        (["--json-schema", "{folder}/bad"], "objekt"),
+    ],
+)
+def test_a_grammar_that_cannot_be_used_is_wrong_usage(
+    scripted: Scripted, tmp_path: Path, arguments: list[str], hint: str
+) -> None:
+    (tmp_path / "latin1").write_bytes(b'{"const": "\xe9"}')
+    (tmp_path / "text").write_text("schema", "utf-8")
+    (tmp_path / "bad").write_text('{"type": "objekt"}', "utf-8")
+    outcome = run("chat", "-p", "Hi", *(argument.replace("{folder}", str(tmp_path)) for argument in arguments))
+    assert (outcome.exit_code, outcome.stdout) == (2, "")
+    assert hint in outcome.stderr
+    assert not scripted.loads
+
+
 def test_defaults_are_those_of_settings(scripted: Scripted) -> None:
     run("chat", "-p", "Hi", "--draft-length", "auto")
     assert scripted.settings == {"max_tokens": 1024, "speculate": True, "draft_length": "auto"}

@@ -11,7 +11,7 @@ import pytest
 
 import localspec
 
-HEAVY = ("mlx", "mlx_lm", "textual", "huggingface_hub", "transformers", "numpy", "tokenizers", "httpx")
+HEAVY = ("mlx", "mlx_lm", "textual", "huggingface_hub", "transformers", "numpy", "tokenizers", "httpx", "llguidance")
 
 
 def loaded_by(code: str) -> set[str]:

@@ -112,6 +112,7 @@ class ChatApp(App[None]):
 
     def _show_tokens(self, tokens: list[Token]) -> None:
         if tokens:
+            self.legend.constrained |= any(token.source == "grammar" for token in tokens)
             self.transcript.feed(tokens)
             self.status.state = "stopping…" if self._stopping else ""
 

@@ -29,6 +29,8 @@ class Legend(Widget):
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {*COMPONENTS, "legend--notice"}
     notice: reactive[str] = reactive("")
+    constrained: reactive[bool] = reactive(False)
+    """Whether to explain tokens that a grammar forced: few chats have any, and the keys need the room."""
 
     def say(self, notice: str, seconds: float = 2.5) -> None:
         """Show a word to the user for a while."""
@@ -53,6 +55,8 @@ class Legend(Widget):
             if _width(marked) + cell_len(self.notice or keys) + 2 <= width:
                 entries = marked
                 break
+        while _width(entries) > width:
+            del entries[-2:]  # the last one and what separates it
         room = width - _width(entries) - 2
         left = self.notice or next((keys for keys in KEYS if cell_len(keys) <= room), "")
         style = self._style("legend--notice") if self.notice else base
@@ -62,6 +66,8 @@ class Legend(Widget):
     def _entries(self, separator: str, marked: bool) -> list[Segment]:
         segments: list[Segment] = []
         for source, provenance in PROVENANCE.items():
+            if source == "grammar" and not self.constrained:
+                continue
             style = self._style(component(source))
             if segments:
                 segments.append(Segment(separator, self.rich_style))

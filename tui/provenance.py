@@ -26,6 +26,7 @@ PROVENANCE: dict[Source, Provenance] = {
     "draft": Provenance("draft", "guessed by the small draft model, and the model agreed"),
     "resampled": Provenance("resampled", "the model disagreed with the guess and wrote this instead"),
     "bonus": Provenance("bonus", "the model's own next token after a guess that was right to its end"),
+    "grammar": Provenance("grammar", "the only token that the asked-for form allowed there"),
 }
 """Every source, in the order of the legend."""
 

@@ -31,6 +31,7 @@ Examples:
   localspec chat -p "Summarise:" < notes.txt     the prompt, then the file as its attachment
   localspec chat -p "Hi" --json | jq -r .source  where each token came from
   localspec chat -p "Hi" --json --logprobs 5     each place's five likeliest tokens as well
+  localspec chat -p "Ann is 9" --json-schema s.json   JSON of that form, and nothing else
 
 With -p and something piped in, the prompt is the text of -p, an empty line, and what was piped in. When the output
 is piped it is the answer's exact text; on a terminal, control characters in it are left out.
@@ -48,6 +49,7 @@ is piped it is the answer's exact text; on a terminal, control characters in it 
 @options.penalty_options
 @click.option("--max-tokens", type=click.IntRange(min=1), help="End the answer there.  [default: 1024]")
 @click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text; may be repeated.")
+@options.grammar_options
 @options.machine_options
 @click.option("--logprobs", type=click.IntRange(min=0), metavar="K", help="With --json: the K likeliest tokens too.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per token, then one with the result.")
@@ -62,6 +64,8 @@ def chat(
     draft: str | None,
     no_speculation: bool,
     max_tokens: int | None,
+    json_schema: str | None,
+    regex: str | None,
     dtype: str,
     blas: Setting,
     as_json: bool,
@@ -80,7 +84,10 @@ def chat(
     one_shot = prompt is not None or as_json or not is_terminal(sys.stdin)
     if not one_shot and (not is_terminal(sys.stdout) or os.environ.get("TERM") == "dumb"):
         raise click.UsageError("the chat needs a terminal that can place text; give a prompt with -p or on stdin")
-    use_fast_blas(ctx, blas, verbose)
+    use_fast_blas(ctx, blas, verbose)  # may start the program over, so nothing was read from stdin yet
+    grammar = options.grammar(json_schema, regex)
+    if grammar is not None:
+        settings["grammar"] = grammar
     text = _read_prompt(prompt) if one_shot else None
     name = model or default_model()
     if text is None:

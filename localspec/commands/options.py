@@ -11,6 +11,8 @@ import click
 from localspec.settings import MAX_DRAFT_LENGTH, MAX_SEED, Acceptance
 
 if TYPE_CHECKING:
+    from localspec.grammar import Grammar
+
     _LengthType = click.ParamType[str | int]
     _BiasType = click.ParamType[tuple[int, float]]
 else:
@@ -147,6 +149,37 @@ def penalty_options(command: Command) -> Command:
             help="Added to the logit of a token id, -inf forbids it; may be repeated.",
         ),
     )
+
+
+def grammar_options(command: Command) -> Command:
+    """--json-schema and --regex: what `grammar` below reads."""
+    return _stack(
+        command,
+        click.option("--json-schema", metavar="FILE", help="Answer in JSON, valid under this schema; - is stdin."),
+        click.option("--regex", metavar="PATTERN", help="Answer with a text that this matches as a whole."),
+    )
+
+
+def grammar(json_schema: str | None, regex: str | None) -> Grammar | None:
+    """What --json-schema and --regex ask for; None without either."""
+    if json_schema is not None and regex is not None:
+        raise click.UsageError("--json-schema and --regex exclude each other")
+    if regex is not None:
+        from localspec.grammar import regex as of_regex
+
+        return of_regex(regex)
+    if json_schema is None:
+        return None
+    from localspec.grammar import json_schema as of_schema
+
+    try:
+        with click.open_file(json_schema, encoding="utf-8-sig") as file:
+            text = file.read()
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"the JSON schema is not UTF-8 text (at byte {error.start})") from None
+    except OSError as error:
+        raise click.UsageError(f"cannot read the JSON schema {json_schema}: {error.strerror}") from None
+    return of_schema(text)
 
 
 def seed_option(command: Command) -> Command:

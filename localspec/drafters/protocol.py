@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
 
 from localspec.noise import Noise, Stream
 from localspec.settings import Settings
@@ -53,6 +55,9 @@ class Draw:
     """The target's: proposed ids must be below it, and q has as many columns."""
     xtc_exempt: tuple[int, ...] = ()
     """Ids that XTC never drops."""
+    allowed: Callable[[Sequence[int]], NDArray[np.bool_] | None] | None = None
+    """Under a grammar: which ids may follow the context and these drafts, bool [vocabulary_size]; None at the end of
+    the text. A drafter need not ask: what is not allowed is cut off its proposal."""
 
     def coins(self, position: int, rows: int) -> mx.array | None:
         """XTC's coin for each of `rows` positions from `position` on, float32 [rows]; None where it is not used.

@@ -76,9 +76,16 @@ class ModelDrafter(Drafter):
         chances: list[mx.array] = []
         rows: list[mx.array] = []
         for i in range(length):
+            allowed = None
+            if draw.allowed is not None:
+                allowed = draw.allowed(mx.concatenate(tokens).tolist() if tokens else [])  # type: ignore[arg-type]
+                if allowed is None or not allowed[:vocabulary].any():
+                    break
             logits = self._transaction.forward(y)[-1:, :vocabulary]
             fed = mx.concatenate([newest, *tokens])
             logits = penalise(logits, settings, self.context[:-1], fed, draw.vocabulary_size)
+            if allowed is not None:
+                logits = mx.where(mx.array(allowed[:vocabulary]), logits, -math.inf)
             drawn = distribution(logits, settings, draw.coins(end + i, 1), draw.xtc_exempt)
             noise = None
             if not drawn.greedy:
@@ -89,7 +96,9 @@ class ModelDrafter(Drafter):
             if not coupled and not drawn.greedy:
                 q = drawn.probabilities()
                 rows.append(mx.pad(q, [(0, 0), (0, draw.vocabulary_size - vocabulary)]))
-        # One evaluation for the whole proposal: no round trip to the host between its tokens.
+        if not tokens:
+            return None
+        # One evaluation for the whole proposal: no round trip to the host between its tokens, but under a grammar.
         ids, chance = mx.concatenate(tokens), mx.exp(mx.concatenate(chances))
         mx.eval(ids, chance, *rows)
         self._drafted = ids.tolist()  # type: ignore[assignment]

@@ -251,7 +251,7 @@ def test_every_part_is_on_the_screen_at_every_size(size: tuple[int, int]) -> Non
         await answered(pilot, app)
         parts = (app.transcript, app.status, app.prompt, app.legend)
         assert all(part.region.height >= 1 and part.region.bottom <= size[1] for part in parts)
-        assert lines(app.legend)[0].strip().startswith("plain" if size[0] <= 40 else ("^J", "Enter"))
+        assert lines(app.legend)[0].strip().startswith("plain" if size[0] <= 40 else ("Esc", "Ctrl+J", "Enter"))
         assert "bonus" in lines(app.legend)[0] or size[0] < 40
 
     drive(test, ScriptedConversation([EACH]), size=size)
