@@ -437,7 +437,7 @@ def test_a_model_drafts_what_is_allowed_and_says_from_which_q() -> None:
     settings = Settings(temperature=1.2, accept="rejection")
     from localspec.noise import Noise
 
-    proposal = drafter.propose(8, Draw(settings, Noise(3), SIZE, matcher.allowed))
+    proposal = drafter.propose(8, Draw(settings, Noise(3), SIZE, allowed=matcher.allowed))
     assert proposal is not None
     assert proposal.q is not None
     assert proposal.probabilities is not None
