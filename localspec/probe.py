@@ -28,9 +28,11 @@ MOST = 16
 SHORT, LONG = 12, 1100
 """Tokens of context: few, and more than where MLX's Metal attention changes its algorithm (1024)."""
 WIDE = 13
-"""The longest draft that the controller considers, and the token before it: what screening takes for all sizes."""
-_NARROWER = (9, 5)
-"""What screening tries where WIDE rows round differently: libraries often have other code from some size on."""
+"""The longest draft that the controller considers, and the token before it: screening looks no further."""
+_ROOMY = 5
+"""Sizes that agree with one row are of use from here on: room for four drafts."""
+_LONG_S = 3.0
+"""Seconds of screening after which wider passes are done without. All that is used agrees, however far that goes."""
 _USELESS = 4.0
 """Sizes are tried up to where they cost this many one-row passes: drafts gain nothing there."""
 _PROMISING, _NOISE = 1.15, 0.03
@@ -63,10 +65,9 @@ def probe(target: Target, *, most: int = MOST, context_length: int | None = None
 
 
 def screen(target: Target, *, context_length: int | None = None) -> RowClasses | None:
-    """Classes if one, two and WIDE rows agree (or nine, or five), or if a wider pass costs next to nothing: a search
-    may be of use then.
+    """The sizes up to WIDE that agree with one row, where two do; the classes, if a wider pass costs next to nothing.
 
-    None when passes of one row and of several round differently and several cost notably more: found in few passes.
+    None when passes of one row and of two round differently and wider ones cost notably more: found in few passes.
     """
     return _Probe(target, context_length).screen()
 
@@ -88,28 +89,49 @@ class _Probe:
 
     def screen(self) -> RowClasses | None:
         short = self._at(self._short)
-        widest = self._widest_alike(short)
-        if widest:
-            # Without costs, so that no pass is filled up: it would only be a guess.
-            return self._report([RowClass(tuple(range(1, widest + 1)))], [])
+        alike, others = self._like_one(short)
+        if alike[-1] >= _ROOMY:
+            # Without costs, so that no pass is filled up further than it must be: it would only be a guess.
+            return self._report([RowClass(tuple(alike))], others)
         return self.run(MOST) if self._wider_costs_nothing(short) else None
 
-    def _widest_alike(self, short: Transaction) -> int:
-        """WIDE or the next narrower size whose rows come out as those of one and of two do; 0 where none do."""
-        widths = (WIDE, *_NARROWER)
+    def _like_one(self, short: Transaction) -> tuple[list[int], list[int]]:
+        """The sizes up to WIDE whose rows come out as passes of one give them, one itself included, and the others.
+
+        It gives up where two rows differ from one, and goes no further than _ROOMY when that took long.
+        """
         if any(isinstance(leaf, SnapshotLeaf) for leaf in leaves_of(short.caches)):
             one = self._measure(short, 1)
 
             def as_one(size: int) -> bool:
                 wider = self._measure(short, size)
                 return wider.steady and wider.agrees(one)
+        else:
+            if not self._as_alone(short, 2):
+                return [1], [2]
+            # Where most can be different: behind a long context.
+            behind = self._lengthened(short)
+            start, alone = behind.held, []
+            for place in range(start, start + WIDE):
+                alone += self._pass(behind, 1, self._tokens(place, 1)).rows
+            behind.rewind(start)
 
-            return next((size for size in widths if as_one(size)), 0) if as_one(2) else 0
-        if not self._as_alone(short, 2):
-            return 0
-        # The wide passes where most can be different: behind a long context.
-        behind = self._lengthened(short)
-        return next((size for size in widths if self._as_alone(behind, size)), 0)
+            def as_one(size: int) -> bool:
+                together = self._pass(behind, size, self._tokens(start, size))
+                behind.rewind(start)
+                return together.rows == alone[:size]
+
+        alike: list[int] = [1]
+        others: list[int] = []
+        for size in range(2, WIDE + 1):
+            (alike if as_one(size) else others).append(size)
+            if len(alike) == 1 or (size >= _ROOMY and time.perf_counter() - self._started > _LONG_S):
+                break
+        return alike, others
+
+    def _useless(self, size: int) -> bool:
+        """Whether passes of that size cost too much. Two in a row: one alone may have been slowed by other programs."""
+        return all(min(self._times[n]) > _USELESS * min(self._times[1]) for n in (size - 1, size) if n in self._times)
 
     def _as_alone(self, transaction: Transaction, size: int) -> bool:
         """Whether a pass of `size` rows gives its first and its last but fillers as passes of one row do. Not for
@@ -143,8 +165,7 @@ class _Probe:
         found: dict[int, _Rows] = {}
         for size in range(1, most + 1):
             found[size] = self._measure(short, size)
-            # Two in a row: one alone may have been slowed down by other programs.
-            if all(min(self._times[n]) > _USELESS * min(self._times[1]) for n in (size - 1, size) if n):
+            if self._useless(size):
                 break
         groups, unfit = _groups(found)
         if self._long > self._short:

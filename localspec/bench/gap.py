@@ -53,7 +53,7 @@ def _keys(engine: Engine, context: Sequence[int], settings: Settings) -> tuple[m
 
     from localspec.drafters.protocol import Draw
     from localspec.noise import Noise
-    from localspec.penalties import penalise
+    from localspec.penalties import of_shape, penalise
     from localspec.sampling import distribution
     from localspec.transaction import Transaction
 
@@ -64,7 +64,8 @@ def _keys(engine: Engine, context: Sequence[int], settings: Settings) -> tuple[m
     logits = transaction.forward(last)
     adjusted = penalise(logits, settings, context[:-1], last, size)
     for processor in settings.logits_processors:
-        adjusted = processor(mx.array(list(context), mx.uint32), adjusted)
+        changed = processor(mx.array(list(context), mx.uint32), adjusted)
+        adjusted = of_shape(changed, logits.shape[-1], processor)
     row = distribution(adjusted, settings, draw.coins(len(context), 1), draw.xtc_exempt)
     keys = row.scores
     if not row.greedy:

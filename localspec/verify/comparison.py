@@ -162,7 +162,12 @@ def compare(engine: Engine, case: Case, promise: Promise, plain: Generation, dra
 
 
 def joined(first: Comparison, second: Comparison) -> Comparison:
-    """Two turns of one case as one comparison; nothing may differ in the first but bits."""
+    """Two turns of one case as one comparison; nothing may differ in the first but bits.
+
+    A fault of the first is the case's: the second may have been promised less.
+    """
+    if first.outcome == "bug":
+        return first
     return replace(
         second,
         tokens=first.tokens + second.tokens,
