@@ -160,6 +160,20 @@ def test_process_on_a_terminal_prints_no_escape_codes_with_a_prompt(tiny: Path, 
         terminal.close()
 
 
+def test_process_ends_when_its_terminal_is_gone(tiny: Path, environment: dict[str, str]) -> None:
+    """No signal reaches it here: the terminal is not its controlling one."""
+    terminal = Pty(command(tiny), environment)
+    try:
+        assert b"ready" in terminal.read_until(b"ready")
+    finally:
+        os.close(terminal.master)
+    try:
+        assert terminal.child.wait(60) == 128 + signal.SIGHUP
+    finally:
+        terminal.child.kill()
+        terminal.child.wait()
+
+
 def test_process_on_a_terminal_opens_the_chat_and_leaves_it(tiny: Path, environment: dict[str, str]) -> None:
     terminal = Pty(command(tiny), environment)
     try:

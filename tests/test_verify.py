@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -33,7 +34,7 @@ from localspec.rows import RowClass, RowClasses
 from localspec.session import Session
 from localspec.settings import Settings
 from localspec.verify import distributions
-from localspec.verify.comparison import Case, Comparison, Promise
+from localspec.verify.comparison import Case, Comparison, Promise, joined
 from localspec.verify.distributions import Check, checks
 from localspec.verify.odds import chi_square
 from localspec.verify.prompts import WINDOW_LIMIT, prompts, windows
@@ -115,6 +116,26 @@ def test_a_whole_run_counts_and_reports(monkeypatch: pytest.MonkeyPatch) -> None
     total = document["trajectories"]["runs"]
     assert told[1].startswith(f"1/{total} ngram, open-chat/")
     assert told[total].startswith(f"{total}/{total} ")
+
+
+def test_whatever_a_drafted_run_dies_of_is_a_finding(no_draws: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Rehearsed, length: int, draw: Draw) -> None:
+        raise IndexError("beyond")
+
+    monkeypatch.setattr(Rehearsed, "propose", fail)
+    report = run_verify(Engine(tiny_llama(), drafters=[]), quick=True, tokens=8)
+    assert report.exit_status == 1
+    assert "IndexError: beyond" in " ".join(report.screen().split())
+
+
+def test_a_fault_of_the_first_turn_is_not_excused_by_the_second() -> None:
+    case = Case(TURNS, "prompt", 0.0, 0, 6, None)
+    bits, ties = Promise("bit for bit: so", 1e-3), Promise("up to near-ties: so", 1e-3)
+    first = Comparison(case, bits, tokens=8, other_bits=2, farthest=1e-6)
+    second = Comparison(case, ties, tokens=8)
+    assert (first.outcome, second.outcome) == ("bug", "identical")
+    assert joined(first, second).outcome == "bug"
+    assert joined(replace(first, other_bits=0, farthest=0.0), second).outcome == "identical"
 
 
 def test_where_nothing_is_drafted_the_screen_says_so(no_draws: None) -> None:

@@ -20,6 +20,7 @@ from localspec.tui.prompt import PromptInput
 from localspec.tui.protocols import ConversationLike, GenerationLike
 from localspec.tui.provenance import PROVENANCE
 from localspec.tui.status import StatusLine
+from localspec.tui.terminal import end_without_a_terminal
 from localspec.tui.themes import DARK, THEMES
 from localspec.tui.title import TitleBar, sampling
 from localspec.tui.transcript import Transcript
@@ -37,6 +38,7 @@ from localspec.tui.worker import (
 )
 
 FRAMES_PER_SECOND = 30
+TERMINAL_CHECK_S = 2.0
 PATIENCE_S = 1.0
 """How long to wait at the end for the decoding thread."""
 
@@ -92,6 +94,8 @@ class ChatApp(App[None]):
         self.status.state = f"loading {printable(self.conversation_title)}…"
         self.worker.start()
         self.set_interval(1 / FRAMES_PER_SECOND, self._drain)
+        if not self.is_headless:
+            self.set_interval(TERMINAL_CHECK_S, end_without_a_terminal)
 
     # -- from the worker --------------------------------------------------------------------------------------------
 

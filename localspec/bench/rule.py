@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from localspec import blas
 from localspec.errors import LocalspecError
+from localspec.settings import Settings
 
 if TYPE_CHECKING:
     from localspec.engine import Engine
@@ -28,8 +29,10 @@ SHORTEST, LENGTH = 2, 7
 def compare(own: Engine, rule: Engine, *, repeats: int, max_tokens: int, exact: str) -> dict[str, list[float]]:
     """Ratios (the rule's decoding time / ours) by kind of text. Prints a line per pair.
 
-    Raises LocalspecError when ids differ: both are greedy, so that only a near-tie or a bug could part them.
+    Both are greedy. Pairs whose ids part at a near-tie are left out; LocalspecError is raised when nothing explains it.
     """
+    from localspec.bench.gap import key_gap
+    from localspec.bench.pairs import first_difference
     from localspec.bench.run import encode
     from localspec.bench.workloads import choose_workloads
 
@@ -50,8 +53,17 @@ def compare(own: Engine, rule: Engine, *, repeats: int, max_tokens: int, exact: 
                     found = engine.generate(ids, **settings)
                     runs[name] = found, time.perf_counter() - started - found.stats.prefill_s
                 (a, own_s), (b, rule_s) = runs["own"], runs["rule"]
-                if a.ids != b.ids:
-                    raise LocalspecError(f"{prompt.kind}/{prompt.name}: the two gave different ids")
+                parted = first_difference(a.ids, b.ids)
+                if parted is not None:
+                    one, other = parted.plain_id, parted.speculative_id
+                    gap = tolerance = float("inf")
+                    if one is not None and other is not None:
+                        context = ids + a.ids[: parted.index]
+                        gap, tolerance = key_gap(own, context, Settings(temperature=0.0), one, other)
+                    if one is None or other is None or gap > tolerance:
+                        raise LocalspecError(f"{prompt.kind}/{prompt.name}: other ids, {gap:.2g} apart: this is a bug")
+                    print(f"{prompt.kind}/{prompt.name}: left out, the ids part at a near-tie", flush=True)
+                    continue
                 ratios.setdefault(prompt.kind, []).append(rule_s / own_s)
                 print(
                     f"{prompt.kind}/{prompt.name}: {rule_s / own_s:.2f}x; tokens per pass {_per_pass(a)} and "
@@ -75,12 +87,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--exact", choices=["auto", "rows", "off"], default="off", help="for both (off)")
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16", "quantized"])
     arguments = parser.parse_args(argv)
+    if arguments.repeats < 1 or arguments.max_tokens < 2:
+        parser.error("--repeats must be at least 1, and --max-tokens at least 2")
 
     import localspec
     from localspec.drafters import NgramDrafter
 
     own = localspec.load(arguments.model, dtype=arguments.dtype)
-    rule = localspec.Engine(own.model, own.tokenizer, drafters=[NgramDrafter(SHORTEST)], name=own.name)
+    rule = localspec.Engine(
+        own.model,
+        own.tokenizer,
+        drafters=[NgramDrafter(SHORTEST)],
+        name=own.name,
+        context_length=own.context_length,
+    )
     for engine in (own, rule):
         engine.generate("Once upon a time", max_tokens=24, exact=arguments.exact)  # buffers, first estimates
     print(f"{own.name}, {blas.status()}", flush=True)

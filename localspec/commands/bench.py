@@ -13,6 +13,7 @@ from localspec.commands import options
 from localspec.commands.chat import default_model
 from localspec.commands.process import FAILED, output, say, the_process, use_fast_blas
 from localspec.commands.progress import loading
+from localspec.paths import atomic_write_text
 
 if TYPE_CHECKING:
     from localspec.bench.report import Report
@@ -107,6 +108,6 @@ def _deliver(report: Report, json_file: str | None, report_file: str | None) -> 
     out.write(document if json_file == "-" else printable(report.table().rstrip("\n")) + "\n")
     out.flush()
     if json_file not in (None, "-"):
-        Path(str(json_file)).write_text(document, encoding="utf-8")
+        atomic_write_text(Path(str(json_file)), document)
     if report_file is not None:
-        Path(report_file).write_text(report.markdown(), encoding="utf-8")
+        atomic_write_text(Path(report_file), report.markdown())

@@ -14,6 +14,7 @@ from localspec.commands import options
 from localspec.commands.chat import default_model
 from localspec.commands.process import is_terminal, output, say, the_process, use_fast_blas
 from localspec.commands.progress import loading
+from localspec.paths import atomic_write_text
 from localspec.settings import MAX_SEED
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ at near-ties in the last bits where no more is promised, and 1 when something di
 """
 
 
-@click.command(epilog=EPILOG, short_help="Proof that speculation changes no token here.")
+@click.command(epilog=EPILOG, short_help="Look for a token that speculation changes here.")
 @options.model_argument
 @click.option("--quick", is_flag=True, help="Fewer prompts, seeds and tokens.")
 @click.option("--tokens", type=click.IntRange(min=8), help="Tokens per answer.  [default: 48; 16 with --quick]")
@@ -56,7 +57,8 @@ def verify(
     """Decode with and without speculation and look for a token that differs.
 
     Several temperatures and seeds, each drafter, drafts that are wrong on purpose, sliding windows, second turns; then
-    what the acceptance rules draw is counted.
+    what coupled acceptance and the rejection rule draw is counted. Penalties, filters, grammars, stop strings, failures
+    in the middle and the block rule are not tried here: localspec's tests do that.
 
     MODEL is a name from `localspec models list`, a directory, or a hub id. Default: smollm2.
     """
@@ -90,4 +92,4 @@ def _deliver(report: Report, json_file: str | None) -> None:
     out.write(document if json_file == "-" else printable(report.screen()) + "\n")
     out.flush()
     if json_file not in (None, "-"):
-        Path(str(json_file)).write_text(document, encoding="utf-8")
+        atomic_write_text(Path(str(json_file)), document)
