@@ -110,8 +110,8 @@ def test_a_whole_run_counts_and_reports(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(document["trajectories"]["comparisons"]) == document["trajectories"]["runs"]
     assert document["trajectories"]["comparisons"][0]["prompt"].startswith("open-chat/")
     assert document["distributions"]["failed"] == []
-    assert len(document["distributions"]["checks"]) == report.planned_checks == 11
-    assert "coupled right, rejection right" in report.screen()
+    assert len(document["distributions"]["checks"]) == report.planned_checks == 13
+    assert "coupled right, rejection right, block right" in report.screen()
     assert len(report.screen().splitlines()) <= 24
     total = document["trajectories"]["runs"]
     assert told[1].startswith(f"1/{total} ngram, open-chat/")
@@ -361,7 +361,7 @@ def _failed(chosen: slice) -> set[tuple[str, str]]:
     return {(check.rule, check.name) for check in done if check.p_value < FALSE_ALARM / len(found)}
 
 
-COUNTED, ROUNDS = slice(0, 7), slice(7, 11)
+COUNTED, ROUNDS = slice(0, 7), slice(7, 13)
 Rule = Callable[..., Any]
 
 
@@ -409,8 +409,9 @@ def test_wrong_rounds_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the rules by themselves cannot show: a decoder that puts them together wrongly."""
     monkeypatch.setattr(decoder, "residual", lambda p, q, draft: p)
     monkeypatch.setattr(decoder, "accept_coupled", lambda tokens, drafts: len(drafts))
+    monkeypatch.setattr(decoder, "accept_block", lambda p, q, drafts, coins: mx.ones(coins.shape, mx.bool_))
     failed = _failed(ROUNDS)
-    assert {rule for rule, _ in failed} == {"coupled", "rejection"}
+    assert {rule for rule, _ in failed} == {"coupled", "rejection", "block"}
 
 
 def test_a_failed_check_fails_the_run() -> None:

@@ -57,8 +57,8 @@ def verify(
     """Decode with and without speculation and look for a token that differs.
 
     Several temperatures and seeds, each drafter, drafts that are wrong on purpose, sliding windows, second turns; then
-    what coupled acceptance and the rejection rule draw is counted. Penalties, filters, grammars, stop strings, failures
-    in the middle and the block rule are not tried here: localspec's tests do that.
+    what the acceptance rules draw is counted. Penalties, filters, grammars, stop strings and failures in the middle are
+    not tried here: localspec's tests do that.
 
     MODEL is a name from `localspec models list`, a directory, or a hub id. Default: smollm2.
     """

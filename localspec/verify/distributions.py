@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import mlx.core as mx
 import numpy as np
@@ -39,7 +39,8 @@ _HEAT = 0.9
 _SPREAD = 1.2
 """Standard deviation that the logits of whole rounds are scaled to, so that drafts get kept and rejected often."""
 
-Rule = Literal["coupled", "rejection"]
+Rule = Literal["coupled", "rejection", "block"]
+RULES: tuple[Rule, ...] = get_args(Rule)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +67,8 @@ def checks(logits: np.ndarray, *, seed: int, quick: bool) -> list[Callable[[], C
     for pair in _pairs(logits):
         found += [partial(rule, pair, draws, seed) for rule in (coupled, rejection, rejection_of_certain_drafts)]
     target, draft = _tables(logits)
-    rules: tuple[Rule, ...] = ("coupled", "rejection")
     found += [
-        partial(rounds, target, draft, rule, sampled, answers, seed) for rule in rules for sampled in (True, False)
+        partial(rounds, target, draft, rule, sampled, answers, seed) for rule in RULES for sampled in (True, False)
     ]
     return found
 

@@ -208,10 +208,9 @@ class Report:
         chance = [check for check in self.checks if 0 < check.p_value < 1]
         least = min((check.p_value for check in chance), default=1.0)
         said = []
-        for rule in ("coupled", "rejection"):
+        for rule in dict.fromkeys(check.rule for check in self.checks):
             failed = [check for check in self.failed_checks if check.rule == rule]
-            if any(check.rule == rule for check in self.checks):
-                said.append(f"{rule} {'WRONG: ' + '; '.join(check.name for check in failed) if failed else 'right'}")
+            said.append(f"{rule} {'WRONG: ' + '; '.join(check.name for check in failed) if failed else 'right'}")
         draws = sum(check.draws for check in self.checks)
         return (
             f"{', '.join(said)}; {draws:,} draws, {_few(len(self.checks), 'check')}, smallest p {least:.1g} "
