@@ -111,7 +111,7 @@ def test_a_whole_run_counts_and_reports(monkeypatch: pytest.MonkeyPatch) -> None
     assert document["trajectories"]["comparisons"][0]["prompt"].startswith("open-chat/")
     assert document["distributions"]["failed"] == []
     assert len(document["distributions"]["checks"]) == report.planned_checks == 13
-    assert "coupled right, rejection right, block right" in report.screen()
+    assert "coupled right, rejection right, block right" in " ".join(report.screen().split())
     assert len(report.screen().splitlines()) <= 24
     total = document["trajectories"]["runs"]
     assert told[1].startswith(f"1/{total} ngram, open-chat/")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 FALSE_ALARM = 1e-6
 """Odds that a right program fails any of the distributions' checks; each gets an equal share."""
 _WIDTH, _LABEL = 80, 20
+_RULES = ("coupled", "rejection", "block")
 _SHOWN = 2
 """Differences that the screen has room for."""
 
@@ -208,7 +209,7 @@ class Report:
         chance = [check for check in self.checks if 0 < check.p_value < 1]
         least = min((check.p_value for check in chance), default=1.0)
         said = []
-        for rule in dict.fromkeys(check.rule for check in self.checks):
+        for rule in sorted({check.rule for check in self.checks}, key=_RULES.index):
             failed = [check for check in self.failed_checks if check.rule == rule]
             said.append(f"{rule} {'WRONG: ' + '; '.join(check.name for check in failed) if failed else 'right'}")
         draws = sum(check.draws for check in self.checks)
