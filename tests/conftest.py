@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 from hypothesis import HealthCheck, settings
+from scripted_engine import Scripted
+
+import localspec
 
 # The machines that run this are slow at odd moments: no deadlines. The same examples every time: a red run is a change.
 settings.register_profile(
     "localspec", deadline=None, derandomize=True, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("localspec")
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Scripted:
+    """What the commands load in place of a model."""
+    monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path / "home"))
+    engine = Scripted()
+    monkeypatch.setattr(localspec, "load", engine.load)
+    return engine

@@ -22,15 +22,6 @@ from localspec.errors import ModelNotFoundError, NumericsError
 from localspec.stats import Stats
 from localspec.tokens import Token
 
-
-@pytest.fixture
-def scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Scripted:
-    monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path / "home"))
-    engine = Scripted()
-    monkeypatch.setattr(localspec, "load", engine.load)
-    return engine
-
-
 # -- one answer -------------------------------------------------------------------------------------------------------
 
 

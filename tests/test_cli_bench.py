@@ -10,16 +10,6 @@ from typing import Any
 import pytest
 from scripted_engine import Scripted, run
 
-import localspec
-
-
-@pytest.fixture
-def scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Scripted:
-    monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path / "home"))
-    engine = Scripted()
-    monkeypatch.setattr(localspec, "load", engine.load)
-    return engine
-
 
 class FakeReport:
     """What the command needs of a report."""

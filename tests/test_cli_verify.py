@@ -28,14 +28,6 @@ class FakeReport:
 
 
 @pytest.fixture
-def scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Scripted:
-    monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path / "home"))
-    engine = Scripted()
-    monkeypatch.setattr(localspec, "load", engine.load)
-    return engine
-
-
-@pytest.fixture
 def verified(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     state = SimpleNamespace(report=FakeReport(), asked={})
 
