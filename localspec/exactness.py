@@ -111,7 +111,7 @@ def _promise(classes: RowClasses, best: RowClass) -> str:
     # Attention that the model computes itself may round otherwise at any other length.
     promise = "bit for bit" if classes.attention_by_row else f"bit for bit with {tried} tokens of context, where tried"
     if classes.alike and best.largest >= WIDE:
-        return f"{promise}: every pass size rounds alike here"
+        return f"{promise}: every pass size in use rounds alike here"
     if classes.alike:
         return f"{promise}: passes of up to {best.largest} rows round alike here, and wider ones are not used"
     return f"{promise}: passes of {best.describe()} only; plain decoding costs {_times(classes.relative(best))}"

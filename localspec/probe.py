@@ -31,7 +31,9 @@ WIDE = 13
 """The longest draft that the controller considers, and the token before it: screening looks no further."""
 _ROOMY = 5
 """Sizes that agree with one row are of use from here on: room for four drafts."""
-_LONG_S = 3.0
+_SCREENED = (*range(2, 10), WIDE)
+"""Sizes that screening looks at. Passes between nine rows and WIDE are filled up to WIDE: that costs little more."""
+_LONG_S = 6.0
 """Seconds of screening after which wider passes are done without. All that is used agrees, however far that goes."""
 _USELESS = 4.0
 """Sizes are tried up to where they cost this many one-row passes: drafts gain nothing there."""
@@ -123,7 +125,7 @@ class _Probe:
 
         alike: list[int] = [1]
         others: list[int] = []
-        for size in range(2, WIDE + 1):
+        for size in _SCREENED:
             (alike if as_one(size) else others).append(size)
             if len(alike) == 1 or (size >= _ROOMY and time.perf_counter() - self._started > _LONG_S):
                 break
