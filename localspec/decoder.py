@@ -6,60 +6,30 @@ that it starts from has been read. Knows nothing of prompts, chats or how a pref
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import mlx.core as mx
 
-from localspec.acceptance import accept_block, accept_coupled, accept_rejection, block_weights, draw, residual
 from localspec.controller import REPRODUCIBLE, Controller
 from localspec.drafters.forced import ForcedDrafter
 from localspec.drafters.protocol import Draw, Proposal
-from localspec.errors import NumericsError
+from localspec.judge import Chosen, Judge, Step
 from localspec.matcher import Matcher
-from localspec.noise import Noise, Stream, round_keys
-from localspec.penalties import of_shape, penalise
+from localspec.noise import Noise
 from localspec.rows import RowClass
-from localspec.sampling import Distribution, distribution, ranked
 from localspec.session import Session
 from localspec.settings import Settings
 from localspec.stats import Stats
 from localspec.text import TextStream
-from localspec.tokens import Round, Source, Token
+from localspec.tokens import Round, Token
 
 FinishReason = Literal["stop", "length"]
 
 _QUIET = 2
 """Rounds without a proposal after which plain decoding runs ahead, as if nothing drafted."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """A one-row pass on its way: lazy arrays of one entry each."""
-
-    token: mx.array
-    logprob: mx.array
-    log_p: mx.array
-    normalizer: mx.array
-    top: tuple[mx.array, ...]
-    """What `Distribution.top` gave; empty unless `logprobs` asks for it."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Chosen:
-    """One token that a pass decided, before stops and limits."""
-
-    id: int
-    source: Source
-    p: float
-    logprob: float
-    q: float | None = None
-    draft_index: int | None = None
-    match_length: int | None = None
-    top: tuple[tuple[int, float], ...] = ()
 
 
 class Decoder:
@@ -99,15 +69,15 @@ class Decoder:
         session.transaction.row_class = row_class
         self._stats = stats
         self._rounds = rounds
-        self._noise = Noise(seed)
         allowed = None if matcher is None else matcher.allowed
-        self._draw = Draw(settings, self._noise, session.target.vocabulary_size, xtc_exempt, allowed)
+        self._draw = Draw(settings, Noise(seed), session.target.vocabulary_size, xtc_exempt, allowed)
         fixed: int | Literal["auto"] = settings.draft_length
         if fixed == "auto" and settings.accept != "coupled":
             fixed = REPRODUCIBLE
         self._fixed = fixed
         speculating = speculates and settings.speculate and fixed != 0
         self._matcher = matcher
+        self._judge = Judge(self._draw, matcher)
         forced = [] if matcher is None else [ForcedDrafter(matcher)]
         self._drafters = [*forced, *session.drafters] if speculating else []
         self.emitted = 0
@@ -117,7 +87,7 @@ class Decoder:
 
     def run(self) -> Iterator[Token]:
         """Yield each token once. The caller puts the session right when the iterator is closed or fails."""
-        step: _Step | None = None
+        step: Step | None = None
         quiet = 0
         while self.finish_reason is None:
             if self._stopping():
@@ -138,7 +108,7 @@ class Decoder:
             runs_ahead = self._runs_ahead(quiet)
             started = time.perf_counter()
             ahead = self._launch(step.token, self._session.ids) if runs_ahead else None
-            chosen = self._read(step)
+            chosen = self._judge.finish(step, len(self._session.ids))
             seconds += time.perf_counter() - started
             self._stats.verify_s += seconds
             if was_ahead == runs_ahead:
@@ -204,157 +174,25 @@ class Decoder:
             return None
         return proposal.cut(known) if self._matcher is None else self._matcher.cut(proposal.cut(known))
 
-    # Plain decoding
+    # Verify
 
-    def _launch(self, token: mx.array, history: Sequence[int]) -> _Step:
+    def _launch(self, token: mx.array, history: Sequence[int]) -> Step:
         """Start a one-row pass on `token` [1], which may not have been computed yet; `history`: the ids before it."""
-        logits = self._forward(token)
-        row = self._distribution(logits, token, history)
-        noise = self._gumbel(row, [len(history) + 1])
-        chosen = row.choose(noise)
-        step = _Step(chosen, row.logprob_of(chosen), row.log_probability_of(chosen), row.normalizer, self._top(row))
-        mx.async_eval(step.token, step.logprob, step.log_p, step.normalizer, *step.top)  # type: ignore[no-untyped-call]
-        return step
-
-    def _read(self, step: _Step) -> _Chosen:
-        self._check(_floats(step.normalizer)[0], 0)
-        p, top = math.exp(_floats(step.log_p)[0]), ranked(step.top, 1)[0]
-        return _Chosen(_ints(step.token)[0], "plain", p, _floats(step.logprob)[0], top=top)
-
-    # Verify and accept
+        return self._judge.start(self._forward(token), token, history)
 
     def _speculative_round(self, proposal: Proposal, draft_s: float) -> Iterator[Token]:
-        session, drafts = self._session, proposal.tokens
-        started = time.perf_counter()
-        fed = mx.array([session.ids[-1], *drafts], mx.uint32)
-        logits = self._forward(fed)
-        rows = self._distribution(logits, fed, session.ids[:-1])
-        if self._settings.accept == "coupled":
-            accepted, tokens, log_ps, logprobs = self._accept_coupled(rows, drafts)
-        elif self._settings.accept == "rejection":
-            accepted, tokens, log_ps, logprobs = self._accept_rejection(rows, proposal)
-        else:
-            accepted, tokens, log_ps, logprobs = self._accept_block(rows, proposal)
-        tops = ranked(self._top(rows), len(tokens))
+        history, started = self._session.ids[:-1], time.perf_counter()
+        fed = mx.array([self._session.ids[-1], *proposal.tokens], mx.uint32)
+        accepted, chosen = self._judge.decide(self._forward(fed), fed, history, proposal)
         seconds = time.perf_counter() - started
         self._stats.verify_s += seconds
         self._controller.learn(proposal, accepted, draft_s, seconds)
-        chosen = []
-        for i, token in enumerate(tokens):
-            p, logprob = math.exp(log_ps[i]), logprobs[i]
-            if i < accepted:
-                q = 1.0 if proposal.probabilities is None else proposal.probabilities[i]
-                chosen.append(_Chosen(token, proposal.source, p, logprob, q, i, proposal.match_length, tops[i]))
-            else:
-                source: Source = "resampled" if accepted < len(drafts) else "bonus"
-                chosen.append(_Chosen(token, source, p, logprob, top=tops[i]))
         yield from self._emit(chosen, proposal, accepted)
-
-    def _accept_coupled(self, rows: Distribution, drafts: list[int]) -> tuple[int, list[int], list[float], list[float]]:
-        first = len(self._session.ids)
-        chosen = rows.choose(self._gumbel(rows, range(first, first + len(drafts) + 1)))
-        log_p, logprob = rows.log_probability_of(chosen), rows.logprob_of(chosen)
-        mx.eval(chosen, log_p, logprob, rows.normalizer)
-        accepted = accept_coupled(_ints(chosen), drafts)
-        self._check_rows(rows, accepted + 1)
-        kept = accepted + 1
-        return accepted, _ints(chosen)[:kept], _floats(log_p)[:kept], _floats(logprob)[:kept]
-
-    def _accept_rejection(
-        self, rows: Distribution, proposal: Proposal
-    ) -> tuple[int, list[int], list[float], list[float]]:
-        count, p = len(proposal.tokens), rows.probabilities()
-        drafts = mx.array(proposal.tokens, mx.uint32)
-        passed = _ints(accept_rejection(p, proposal.q, drafts, self._coins(count)))
-        accepted = passed.index(0) if 0 in passed else count
-        return self._drawn(rows, proposal, accepted, p[accepted])
-
-    def _accept_block(self, rows: Distribution, proposal: Proposal) -> tuple[int, list[int], list[float], list[float]]:
-        # The rule looks at all rows at once. Only the drafts up to a row that is not finite are judged: whether the
-        # text comes to that row, and so to an error, is then decided like everything else.
-        self._check_rows(rows, 1)
-        finite = [math.isfinite(normalizer) for normalizer in _floats(rows.normalizer)]
-        proposal = proposal.cut(finite.index(False)) if False in finite else proposal
-        count, p = len(proposal.tokens), rows.probabilities()
-        drafts = mx.array(proposal.tokens, mx.uint32)
-        passed = _ints(accept_block(p, proposal.q, drafts, self._coins(count)))
-        accepted = max((i + 1 for i, one in enumerate(passed) if one), default=0)
-        return self._drawn(rows, proposal, accepted, block_weights(p, proposal.q, drafts)[accepted] * p[accepted])
-
-    def _coins(self, count: int) -> mx.array:
-        return self._noise.uniform(round_keys(len(self._session.ids), count))
-
-    def _drawn(
-        self, rows: Distribution, proposal: Proposal, accepted: int, weights: mx.array
-    ) -> tuple[int, list[int], list[float], list[float]]:
-        """The accepted drafts and the token behind them: of `weights`, less what a rejected draft had of them."""
-        self._check_rows(rows, accepted + 1)
-        drafts = mx.array(proposal.tokens, mx.uint32)
-        if accepted < len(proposal.tokens):
-            weights = residual(weights, None if proposal.q is None else proposal.q[accepted], drafts[accepted])
-        noise = self._noise.gumbel([len(self._session.ids) + accepted], weights.shape[-1], Stream.RESIDUAL)[0]
-        final = draw(weights, noise)
-        chosen = mx.concatenate([drafts[:accepted], final[None].astype(mx.uint32)])
-        kept = Distribution(
-            rows.logprobs[: accepted + 1], rows.scores[: accepted + 1], rows.normalizer[: accepted + 1], rows.greedy
-        )
-        log_p, logprob = kept.log_probability_of(chosen), kept.logprob_of(chosen)
-        mx.eval(chosen, log_p, logprob)
-        return accepted, _ints(chosen), _floats(log_p), _floats(logprob)
-
-    def _distribution(self, logits: mx.array, fed: mx.array, history: Sequence[int]) -> Distribution:
-        """Each row's distribution; its processors see `history` and the tokens fed up to that row, nothing else."""
-        settings = self._settings
-        logits = penalise(logits, settings, history, fed, self._draw.vocabulary_size)
-        processors = settings.logits_processors
-        if processors:
-            before = mx.array(list(history), mx.uint32)
-            rows = []
-            for i in range(logits.shape[0]):
-                row = logits[i : i + 1]
-                seen = mx.concatenate([before, fed[: i + 1].astype(mx.uint32)])
-                for processor in processors:
-                    row = of_shape(processor(seen, row), logits.shape[-1], processor)
-                rows.append(row)
-            logits = mx.concatenate(rows)
-        coins = self._draw.coins(len(history) + 1, logits.shape[0])
-        if self._matcher is not None:
-            return self._matcher.distribution(logits, settings, _ints(fed)[1:], coins, self._draw.xtc_exempt)
-        return distribution(logits, settings, coins, self._draw.xtc_exempt)
-
-    def _top(self, rows: Distribution) -> tuple[mx.array, ...]:
-        return rows.top(self._settings.logprobs) if self._settings.logprobs else ()
-
-    def _gumbel(self, rows: Distribution, positions: Sequence[int]) -> mx.array | None:
-        return None if rows.greedy else self._noise.gumbel(positions, rows.scores.shape[-1])
-
-    def _check_rows(self, rows: Distribution, count: int) -> None:
-        for i, normalizer in enumerate(_floats(rows.normalizer[:count])):
-            self._check(normalizer, i)
-
-    def _check(self, normalizer: float, row: int) -> None:
-        if not math.isfinite(normalizer):
-            position = len(self._session.ids) + row
-            if self._matcher is not None and normalizer == -math.inf:
-                raise NumericsError(
-                    f"the model rules out each token that the grammar allows at position {position}: all their logits "
-                    "are -inf; check logit bias and logits processors"
-                )
-            place = f"at position {position} are not finite (log-sum-exp {normalizer})"
-            if self._settings.changes_logits:
-                raise NumericsError(
-                    f"the logits {place} after logit bias, penalties and logits processors: these may rule out every "
-                    "token or overflow; if the same happens without them, the model's weights may be damaged"
-                )
-            raise NumericsError(
-                f"the model's logits {place}; the weights may be damaged, or their dtype too narrow: "
-                "try --dtype float32"
-            )
 
     # Commit and emit
 
     def _emit(
-        self, chosen: list[_Chosen], proposal: Proposal | None, accepted: int, *, in_flight: bool = False
+        self, chosen: list[Chosen], proposal: Proposal | None, accepted: int, *, in_flight: bool = False
     ) -> Iterator[Token]:
         """Cut at the earliest stop, commit what is kept, then yield it."""
         session, position = self._session, len(self._session.ids)
@@ -415,10 +253,3 @@ class Decoder:
             self._yielded += 1
             yield replace(token, text=text) if text else token
 
-
-def _ints(values: mx.array) -> list[int]:
-    return [int(v) for v in values.tolist()]  # type: ignore[union-attr, arg-type]
-
-
-def _floats(values: mx.array) -> list[float]:
-    return values.tolist()  # type: ignore[return-value]

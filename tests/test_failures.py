@@ -13,7 +13,7 @@ import pytest
 from cachekinds import KINDS, VOCABULARY, assert_caches, assert_holds, cold, engine, leaf_types, model, piece, settings
 from tiny import ScriptDrafter
 
-import localspec.decoder
+import localspec.judge
 from localspec.caches.leaves import CutLeaf, SnapshotLeaf
 from localspec.caches.quantization import KVQuantization
 from localspec.caches.recorder import Recorder
@@ -116,7 +116,7 @@ def _at(owner: Any, name: str) -> Callable[..., None]:
 PLACES: dict[str, Callable[..., None]] = {
     "a layer's write": _writes,
     "target": _at(Target, "forward"),
-    "sampler": _at(localspec.decoder, "distribution"),
+    "sampler": _at(localspec.judge, "distribution"),
     "processor": lambda session, fuse, patch, *, after: None,
     "detokenizer": _at(Detokenizer, "add"),
     "commit": _at(Transaction, "commit"),

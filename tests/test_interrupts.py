@@ -47,6 +47,7 @@ WATCHED = {
         "decoder.py",
         "drafters/small_model.py",
         "generation.py",
+        "judge.py",
         "session.py",
         "transaction.py",
     )

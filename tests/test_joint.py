@@ -21,6 +21,7 @@ from odds import FALSE_ALARM, chi_square
 from tiny import TableModel, random_table
 
 from localspec import decoder as decoder_module
+from localspec import judge as judge_module
 from localspec import noise as noise_module
 from localspec.acceptance import accept_block, accept_rejection, block_weights, residual
 from localspec.drafters import ModelDrafter, small_model
@@ -206,7 +207,7 @@ MUTANTS: dict[tuple[str, str], tuple[str, Any]] = {
 @pytest.mark.parametrize(("accept", "mutant"), MUTANTS)
 def test_planted_wrong_rules_are_found(accept: str, mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name, wrong = MUTANTS[accept, mutant]
-    monkeypatch.setattr(decoder_module, name, wrong)
+    monkeypatch.setattr(judge_module, name, wrong)
     strings, _ = _run(DRAFTERS["model"](), accept, "as it is")
     assert _p_value(strings, "as it is") < FALSE_ALARM
 
@@ -228,8 +229,8 @@ def test_the_residual_of_the_block_rule_has_p_at_its_weight(monkeypatch: pytest.
         shares.append(p.sum().item())  # type: ignore[arg-type]
         return residual(p, q, draft)
 
-    monkeypatch.setattr(decoder_module, "accept_block", accept)
-    monkeypatch.setattr(decoder_module, "residual", left)
+    monkeypatch.setattr(judge_module, "accept_block", accept)
+    monkeypatch.setattr(judge_module, "residual", left)
     engine = Engine(TableModel(TARGET), drafters=DRAFTERS["model"]())
     engine.generate(PROMPT, max_tokens=400, draft_length=4, accept="block", seed=2, temperature=1.0)
     assert len(judged) == len(shares)
@@ -247,14 +248,15 @@ def test_a_misreported_q_is_found(accept: str) -> None:
 def test_drafts_emitted_under_coupling_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A coupled rule that lets every n-gram draft through."""
 
-    class Lenient(decoder_module.Decoder):
-        def _accept_coupled(self, rows: Any, drafts: list[int]) -> Any:
-            accepted, tokens, log_ps, logprobs = super()._accept_coupled(rows, drafts)
-            if accepted == 0:
-                return 1, [drafts[0], tokens[0]], [log_ps[0]] * 2, [logprobs[0]] * 2
-            return accepted, tokens, log_ps, logprobs
+    class Lenient(judge_module.Judge):
+        def _accept_coupled(self, rows: Any, drafts: list[int], first: int) -> Any:
+            verdict = super()._accept_coupled(rows, drafts, first)
+            if verdict.accepted > 0:
+                return verdict
+            tokens = [drafts[0], verdict.tokens[0]]
+            return replace(verdict, accepted=1, tokens=tokens, log_ps=verdict.log_ps * 2, logprobs=verdict.logprobs * 2)
 
-    monkeypatch.setattr("localspec.generation.Decoder", Lenient)
+    monkeypatch.setattr("localspec.decoder.Judge", Lenient)
     assert _p_value(_run(DRAFTERS["n-gram"](), "coupled", "as it is")[0], "as it is") < FALSE_ALARM
 
 
@@ -290,7 +292,7 @@ def test_no_random_number_serves_two_rounds(accept: str, monkeypatch: pytest.Mon
     assert len(used) > 100
     assert len(set(used)) == len(used)
     used.clear()
-    for module in (decoder_module, small_model):  # keyed by position instead
+    for module in (judge_module, small_model):  # keyed by position instead
         monkeypatch.setattr(module, "round_keys", lambda first, count: range(first, first + count))
     run()
     assert len(set(used)) < len(used)

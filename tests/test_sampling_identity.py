@@ -15,7 +15,7 @@ from hypothesis import settings as profile
 from hypothesis import strategies as st
 from tiny import TableModel, random_table, tiny_llama
 
-from localspec import decoder
+from localspec import judge
 from localspec.drafters import ModelDrafter
 from localspec.drafters.protocol import Draw
 from localspec.engine import Engine
@@ -205,7 +205,7 @@ def _without_the_prompt() -> Penalise:
 )
 def test_a_wrong_history_is_found(make: Callable[[], Penalise], monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Differs):
-        _sweep(lambda: monkeypatch.setattr(decoder, "penalise", make()))
+        _sweep(lambda: monkeypatch.setattr(judge, "penalise", make()))
 
 
 def test_an_xtc_coin_from_a_generator_with_a_state_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,6 +229,6 @@ def test_log_probabilities_of_a_neighbouring_row_are_found(monkeypatch: pytest.M
     def shifted(top: tuple[mx.array, ...], rows: int) -> Any:
         return ranked(tuple(mx.roll(part, 1, axis=0) for part in top), rows)
 
-    monkeypatch.setattr(decoder, "ranked", shifted)
+    monkeypatch.setattr(judge, "ranked", shifted)
     with pytest.raises(Differs, match="probabilities"):
         _sweep()

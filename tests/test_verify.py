@@ -19,7 +19,7 @@ from architectures import build
 from planted import Planted, by_size
 from tiny import chat_engine, tiny_gemma, tiny_llama
 
-from localspec import acceptance, decoder
+from localspec import acceptance, decoder, judge
 from localspec.bench import gap
 from localspec.bench.pairs import Difference
 from localspec.caches.leaves import CutLeaf
@@ -180,7 +180,7 @@ def _no_replay(patch: pytest.MonkeyPatch) -> None:
 
 def _accept_the_first_draft(patch: pytest.MonkeyPatch) -> None:
     right = acceptance.accept_coupled
-    patch.setattr(decoder, "accept_coupled", lambda tokens, drafts: max(1, right(tokens, drafts)))
+    patch.setattr(judge, "accept_coupled", lambda tokens, drafts: max(1, right(tokens, drafts)))
 
 
 def _noise_by_row(patch: pytest.MonkeyPatch) -> None:
@@ -407,9 +407,9 @@ def test_wrong_rules_are_found(name: str, mutant: Rule, rule: str, monkeypatch: 
 
 def test_wrong_rounds_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the rules by themselves cannot show: a decoder that puts them together wrongly."""
-    monkeypatch.setattr(decoder, "residual", lambda p, q, draft: p)
-    monkeypatch.setattr(decoder, "accept_coupled", lambda tokens, drafts: len(drafts))
-    monkeypatch.setattr(decoder, "accept_block", lambda p, q, drafts, coins: mx.ones(coins.shape, mx.bool_))
+    monkeypatch.setattr(judge, "residual", lambda p, q, draft: p)
+    monkeypatch.setattr(judge, "accept_coupled", lambda tokens, drafts: len(drafts))
+    monkeypatch.setattr(judge, "accept_block", lambda p, q, drafts, coins: mx.ones(coins.shape, mx.bool_))
     failed = _failed(ROUNDS)
     assert {rule for rule, _ in failed} == {"coupled", "rejection", "block"}
 

@@ -1,0 +1,227 @@
+"""What a target pass decides: from its logits to tokens, by the settings' sampler and acceptance rule.
+
+Knows nothing of caches, stops or limits: what is kept of a decision is the decoder's business.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from localspec.acceptance import accept_block, accept_coupled, accept_rejection, block_weights, draw, residual
+from localspec.drafters.protocol import Draw, Proposal
+from localspec.errors import NumericsError
+from localspec.matcher import Matcher
+from localspec.noise import Stream, round_keys
+from localspec.penalties import of_shape, penalise
+from localspec.sampling import Distribution, distribution, ranked
+from localspec.tokens import Source
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A one-row pass on its way: lazy arrays of one entry each."""
+
+    token: mx.array
+    logprob: mx.array
+    log_p: mx.array
+    normalizer: mx.array
+    top: tuple[mx.array, ...]
+    """What `Distribution.top` gave; empty unless `logprobs` asks for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """One token that a pass decided, before stops and limits."""
+
+    id: int
+    source: Source
+    p: float
+    logprob: float
+    q: float | None = None
+    draft_index: int | None = None
+    match_length: int | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """What an acceptance rule made of one pass: the accepted drafts and the token behind them."""
+
+    accepted: int
+    tokens: list[int]
+    log_ps: list[float]
+    logprobs: list[float]
+
+
+class Judge:
+    """Decides the tokens of one generation, pass by pass."""
+
+    def __init__(self, draw: Draw, matcher: Matcher | None = None) -> None:
+        """`draw`: the settings and the noise, shared with the drafters. `matcher`: where there is a grammar."""
+        self._draw = draw
+        self._settings = draw.settings
+        self._noise = draw.noise
+        self._matcher = matcher
+
+    def start(self, logits: mx.array, token: mx.array, history: Sequence[int]) -> Step:
+        """Begin to compute the token after a pass of `token` [1], which may not have been computed yet.
+
+        logits: [1, vocabulary]; history: the ids before the token.
+        """
+        row = self._distribution(logits, token, history)
+        noise = self._gumbel(row, [len(history) + 1])
+        chosen = row.choose(noise)
+        step = Step(chosen, row.logprob_of(chosen), row.log_probability_of(chosen), row.normalizer, self._top(row))
+        mx.async_eval(step.token, step.logprob, step.log_p, step.normalizer, *step.top)  # type: ignore[no-untyped-call]
+        return step
+
+    def finish(self, step: Step, position: int) -> Chosen:
+        """The token that `start` began, which stands at `position`. Raises NumericsError, as `decide` does."""
+        self._check(_floats(step.normalizer)[0], position)
+        p, top = math.exp(_floats(step.log_p)[0]), ranked(step.top, 1)[0]
+        return Chosen(_ints(step.token)[0], "plain", p, _floats(step.logprob)[0], top=top)
+
+    def decide(
+        self, logits: mx.array, fed: mx.array, history: Sequence[int], proposal: Proposal
+    ) -> tuple[int, list[Chosen]]:
+        """How many drafts of the proposal the target accepts, and they and the token behind them.
+
+        logits: [n+1, vocabulary] of a pass of `fed`, integer [n+1]: the last kept token and the n drafts. history: the
+        ids before `fed`. Raises NumericsError where the text comes to a row that is not finite.
+        """
+        rows = self._distribution(logits, fed, history)
+        first = len(history) + 1
+        if self._settings.accept == "coupled":
+            verdict = self._accept_coupled(rows, proposal.tokens, first)
+        elif self._settings.accept == "rejection":
+            verdict = self._accept_rejection(rows, proposal, first)
+        else:
+            verdict = self._accept_block(rows, proposal, first)
+        return verdict.accepted, _chosen(verdict, proposal, ranked(self._top(rows), len(verdict.tokens)))
+
+    def _accept_coupled(self, rows: Distribution, drafts: list[int], first: int) -> _Verdict:
+        chosen = rows.choose(self._gumbel(rows, range(first, first + len(drafts) + 1)))
+        log_p, logprob = rows.log_probability_of(chosen), rows.logprob_of(chosen)
+        mx.eval(chosen, log_p, logprob, rows.normalizer)
+        accepted = accept_coupled(_ints(chosen), drafts)
+        kept = accepted + 1
+        self._check_rows(rows, kept, first)
+        return _Verdict(accepted, _ints(chosen)[:kept], _floats(log_p)[:kept], _floats(logprob)[:kept])
+
+    def _accept_rejection(self, rows: Distribution, proposal: Proposal, first: int) -> _Verdict:
+        count, p = len(proposal.tokens), rows.probabilities()
+        drafts = mx.array(proposal.tokens, mx.uint32)
+        passed = _ints(accept_rejection(p, proposal.q, drafts, self._coins(first, count)))
+        accepted = passed.index(0) if 0 in passed else count
+        return self._drawn(rows, proposal, accepted, p[accepted], first)
+
+    def _accept_block(self, rows: Distribution, proposal: Proposal, first: int) -> _Verdict:
+        # The rule looks at all rows at once. Only the drafts up to a row that is not finite are judged: whether the
+        # text comes to that row, and so to an error, is then decided like everything else.
+        self._check_rows(rows, 1, first)
+        finite = [math.isfinite(normalizer) for normalizer in _floats(rows.normalizer)]
+        proposal = proposal.cut(finite.index(False)) if False in finite else proposal
+        count, p = len(proposal.tokens), rows.probabilities()
+        drafts = mx.array(proposal.tokens, mx.uint32)
+        passed = _ints(accept_block(p, proposal.q, drafts, self._coins(first, count)))
+        accepted = max((i + 1 for i, one in enumerate(passed) if one), default=0)
+        weights = block_weights(p, proposal.q, drafts)[accepted] * p[accepted]
+        return self._drawn(rows, proposal, accepted, weights, first)
+
+    def _coins(self, first: int, count: int) -> mx.array:
+        return self._noise.uniform(round_keys(first, count))
+
+    def _drawn(
+        self, rows: Distribution, proposal: Proposal, accepted: int, weights: mx.array, first: int
+    ) -> _Verdict:
+        """The accepted drafts and the token behind them: of `weights`, less what a rejected draft had of them."""
+        self._check_rows(rows, accepted + 1, first)
+        drafts = mx.array(proposal.tokens, mx.uint32)
+        if accepted < len(proposal.tokens):
+            weights = residual(weights, None if proposal.q is None else proposal.q[accepted], drafts[accepted])
+        noise = self._noise.gumbel([first + accepted], weights.shape[-1], Stream.RESIDUAL)[0]
+        final = draw(weights, noise)
+        chosen = mx.concatenate([drafts[:accepted], final[None].astype(mx.uint32)])
+        kept = Distribution(
+            rows.logprobs[: accepted + 1], rows.scores[: accepted + 1], rows.normalizer[: accepted + 1], rows.greedy
+        )
+        log_p, logprob = kept.log_probability_of(chosen), kept.logprob_of(chosen)
+        mx.eval(chosen, log_p, logprob)
+        return _Verdict(accepted, _ints(chosen), _floats(log_p), _floats(logprob))
+
+    def _distribution(self, logits: mx.array, fed: mx.array, history: Sequence[int]) -> Distribution:
+        logits = self._adjusted(logits, fed, history)
+        coins = self._draw.coins(len(history) + 1, logits.shape[0])
+        if self._matcher is not None:
+            return self._matcher.distribution(logits, self._settings, _ints(fed)[1:], coins, self._draw.xtc_exempt)
+        return distribution(logits, self._settings, coins, self._draw.xtc_exempt)
+
+    def _adjusted(self, logits: mx.array, fed: mx.array, history: Sequence[int]) -> mx.array:
+        """Each row's logits after penalties and processors, which see `history` and the tokens fed up to that row."""
+        logits = penalise(logits, self._settings, history, fed, self._draw.vocabulary_size)
+        processors = self._settings.logits_processors
+        if not processors:
+            return logits
+        before = mx.array(list(history), mx.uint32)
+        rows = []
+        for i in range(logits.shape[0]):
+            row = logits[i : i + 1]
+            seen = mx.concatenate([before, fed[: i + 1].astype(mx.uint32)])
+            for processor in processors:
+                row = of_shape(processor(seen, row), logits.shape[-1], processor)
+            rows.append(row)
+        return mx.concatenate(rows)
+
+    def _top(self, rows: Distribution) -> tuple[mx.array, ...]:
+        return rows.top(self._settings.logprobs) if self._settings.logprobs else ()
+
+    def _gumbel(self, rows: Distribution, positions: Sequence[int]) -> mx.array | None:
+        return None if rows.greedy else self._noise.gumbel(positions, rows.scores.shape[-1])
+
+    def _check_rows(self, rows: Distribution, count: int, first: int) -> None:
+        for i, normalizer in enumerate(_floats(rows.normalizer[:count])):
+            self._check(normalizer, first + i)
+
+    def _check(self, normalizer: float, position: int) -> None:
+        if not math.isfinite(normalizer):
+            if self._matcher is not None and normalizer == -math.inf:
+                raise NumericsError(
+                    f"the model rules out each token that the grammar allows at position {position}: all their logits "
+                    "are -inf; check logit bias and logits processors"
+                )
+            place = f"at position {position} are not finite (log-sum-exp {normalizer})"
+            if self._settings.changes_logits:
+                raise NumericsError(
+                    f"the logits {place} after logit bias, penalties and logits processors: these may rule out every "
+                    "token or overflow; if the same happens without them, the model's weights may be damaged"
+                )
+            raise NumericsError(
+                f"the model's logits {place}; the weights may be damaged, or their dtype too narrow: "
+                "try --dtype float32"
+            )
+
+
+def _chosen(verdict: _Verdict, proposal: Proposal, tops: list[tuple[tuple[int, float], ...]]) -> list[Chosen]:
+    """The tokens of a verdict with where they came from."""
+    chosen = []
+    for i, token in enumerate(verdict.tokens):
+        p, logprob = math.exp(verdict.log_ps[i]), verdict.logprobs[i]
+        if i < verdict.accepted:
+            q = 1.0 if proposal.probabilities is None else proposal.probabilities[i]
+            chosen.append(Chosen(token, proposal.source, p, logprob, q, i, proposal.match_length, tops[i]))
+        else:
+            source: Source = "resampled" if verdict.accepted < len(proposal.tokens) else "bonus"
+            chosen.append(Chosen(token, source, p, logprob, top=tops[i]))
+    return chosen
+
+
+def _ints(values: mx.array) -> list[int]:
+    return [int(v) for v in values.tolist()]  # type: ignore[union-attr, arg-type]
+
+
+def _floats(values: mx.array) -> list[float]:
+    return values.tolist()  # type: ignore[return-value]
