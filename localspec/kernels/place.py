@@ -6,6 +6,7 @@ import hashlib
 import platform
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 
 import mlx.core as mx
@@ -31,7 +32,7 @@ def here() -> Place | None:
     if not mx.metal.is_available() or mx.default_device().type != mx.DeviceType.gpu:
         return None
     device = str(mx.device_info().get("device_name", "unknown"))
-    return Place(device, platform.mac_ver()[0], mx.__version__, sources_digest())
+    return Place(device, platform.mac_ver()[0], version("mlx"), sources_digest())
 
 
 @cache

@@ -143,8 +143,8 @@ def _record(item: dict[str, Any]) -> Record:
 
 
 def _lap(item: dict[str, Any]) -> Lap:
-    numbers = [float(item[name]) for name in ("ratio", "least", "ours_ms", "theirs_ms")]
-    return Lap(_text(item["name"]), *numbers, pairs=int(item["pairs"]))
+    ratio, least, ours_ms, theirs_ms = (float(item[name]) for name in ("ratio", "least", "ours_ms", "theirs_ms"))
+    return Lap(_text(item["name"]), ratio, least, ours_ms, theirs_ms, int(item["pairs"]))
 
 
 def _text(value: object) -> str:
