@@ -617,11 +617,11 @@ def test_the_digest_sees_every_change(tmp_path: Path) -> None:
     two.write_text("z")
     assert place.digest([one, two]) != before
     one.write_text("xb.pyz")  # what a digest of bare names and contents would not tell from the two
-    two.write_text("z")
-    split = tmp_path / "split" / "a.metal"
-    split.parent.mkdir()
-    split.write_text("x")
-    assert place.digest([one]) != place.digest([split, two])
+    folder = tmp_path / "split"
+    folder.mkdir()
+    (folder / "a.metal").write_text("x")
+    (folder / "b.py").write_text("z")
+    assert place.digest([one]) != place.digest(list(folder.iterdir()))
 
 
 def test_every_registered_kernel_is_what_it_is_called() -> None:
