@@ -12,6 +12,7 @@ from localspec.drafters.protocol import Drafter
 from localspec.errors import PromptTooLongError, SettingsError
 from localspec.exactness import Exact
 from localspec.generation import Generation
+from localspec.kernels.selection import Kernels
 from localspec.matcher import Matchers
 from localspec.rows import RowClasses
 from localspec.session import Session
@@ -46,6 +47,7 @@ class Engine:
         kv_bits: int | None = None,
         kv_group_size: int = 64,
         quantized_kv_start: int = 5000,
+        kernels: str | Kernels = "auto",
     ) -> None:
         """`model`, `tokenizer`: what mlx_lm.load returned; without a tokenizer prompts must be ids.
 
@@ -53,13 +55,16 @@ class Engine:
         context_length: the most tokens, prompt included, that the model can attend to; None means unknown.
         kv_bits: quantize plain key/value caches to so many bits (2, 3, 4, 6, 8) in groups of kv_group_size once they
         hold quantized_kv_start tokens; None leaves them as they are.
+        kernels: "auto" uses the Metal kernels that proved themselves on this machine, "on" or "off" all or none of
+        them, NAME=on and so on one; several with commas between (docs/kernels.md).
 
-        Raises IncompatibleDrafterError when a drafter does not fit the target.
+        Raises IncompatibleDrafterError when a drafter does not fit the target, SettingsError for wrong settings.
         """
         self.model = model
         self.tokenizer = tokenizer
         self.name = name
         self.context_length = context_length
+        self.kernels = kernels if isinstance(kernels, Kernels) else Kernels(kernels)
         quantization = None if kv_bits is None else KVQuantization(kv_bits, kv_group_size, quantized_kv_start)
         self.target = Target(model, quantization)
         self.controller = Controller()

@@ -50,3 +50,7 @@ class GrammarError(LocalspecError):
 
 class UnsupportedModelError(LocalspecError):
     """A model is complete but not of a kind that can be run here; the message names what is in the way."""
+
+
+class KernelWarning(RuntimeWarning):
+    """A Metal kernel is not used where it was to be, or its record cannot be; the answer is the same without."""

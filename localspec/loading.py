@@ -23,6 +23,7 @@ from localspec.vocabulary import check_same_vocabulary
 
 if TYPE_CHECKING:
     from localspec.engine import Engine
+    from localspec.kernels.selection import Kernels
 
 DTYPES = ("float32", "bfloat16", "float16", "quantized")
 """What `dtype=` may be; `quantized` keeps the weights as they are stored."""
@@ -48,17 +49,20 @@ def load(
     dtype: str | None = None,
     drafters: Sequence[Any] | None = None,
     progress: Progress | None = None,
+    kernels: str | Kernels = "auto",
 ) -> Engine:
     """Load a model by catalogue name, local directory or hub id, fetching it if need be, and make an engine of it.
 
     `draft` names a smaller model with the same vocabulary that drafts for it, after the other `drafters` (n-grams when
-    None). `dtype` is one of DTYPES; None takes what runs fastest on this machine. Everything is loaded and evaluated
-    in the calling thread, which is the one to generate in.
+    None). `dtype` is one of DTYPES; None takes what runs fastest on this machine. `kernels` is as in Engine. Everything
+    is loaded and evaluated in the calling thread, which is the one to generate in.
     """
     from localspec.engine import Engine
+    from localspec.kernels.selection import Kernels
 
     if dtype is not None and dtype not in DTYPES:
         raise SettingsError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+    kernels = kernels if isinstance(kernels, Kernels) else Kernels(kernels)
     plan = _plan(os.fspath(name), dtype, progress)
     draft_plan = _plan(os.fspath(draft), dtype, progress) if draft is not None else None
     _require_memory(plan, draft_plan)
@@ -73,7 +77,7 @@ def load(
         draft_model = load_weights(draft_plan.checkpoint, draft_plan.dtype)
         chosen.append(ModelDrafter(draft_model, context_length=context_length(draft_plan.checkpoint.config)))
     window = context_length(plan.checkpoint.config)
-    return Engine(model, tokenizer, drafters=chosen, name=plan.name, context_length=window)
+    return Engine(model, tokenizer, drafters=chosen, name=plan.name, context_length=window, kernels=kernels)
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> Any:

@@ -33,7 +33,14 @@ def test_importing_localspec_loads_nothing_heavy() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["chat", "--help"], ["bench", "--help"], ["verify", "--help"], ["models", "pull", "--help"]],
+    [
+        ["--help"],
+        ["chat", "--help"],
+        ["bench", "--help"],
+        ["verify", "--help"],
+        ["models", "pull", "--help"],
+        ["doctor", "--help"],
+    ],
 )
 def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     code = f"from localspec.cli import main\ntry: main({arguments!r})\nexcept SystemExit as end: assert end.code == 0"

@@ -60,6 +60,7 @@ def bench(
     seed: int | None,
     dtype: str,
     blas: Setting,
+    kernels: str,
     json_file: str | None,
     report_file: str | None,
 ) -> None:
@@ -83,7 +84,7 @@ def bench(
         say(line)
 
     report = run_bench(
-        loading(model or default_model(), draft=draft, dtype=dtype),
+        loading(model or default_model(), draft=draft, dtype=dtype, kernels=kernels),
         workloads=chosen,
         repeats=repeats or (1 if quick else 2),
         max_tokens=max_tokens,

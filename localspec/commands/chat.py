@@ -68,6 +68,7 @@ def chat(
     regex: str | None,
     dtype: str,
     blas: Setting,
+    kernels: str,
     as_json: bool,
     verbose: bool,
     **sampling: Any,
@@ -96,12 +97,12 @@ def chat(
         fetch(name, *([draft] if draft else []))  # now, while there is a plain terminal for the progress
 
         def open_conversation() -> Conversation:
-            return loading(name, draft=draft, dtype=dtype, show=False).conversation(system)
+            return loading(name, draft=draft, dtype=dtype, kernels=kernels, show=False).conversation(system)
 
         the_process(ctx).release_interrupts()
         run_chat(open_conversation, title=name, settings=settings)
         return
-    conversation = loading(name, draft=draft, dtype=dtype).conversation(system)
+    conversation = loading(name, draft=draft, dtype=dtype, kernels=kernels).conversation(system)
     notes = say if verbose or is_terminal(sys.stderr) else _silent
     generation = conversation.send(text, **settings)
     if _print_answer(generation, output(), as_json, the_process(ctx).raise_if_interrupted):

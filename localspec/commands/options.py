@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import click
 
+from localspec.errors import SettingsError
+from localspec.kernels.choice import parse
 from localspec.settings import MAX_DRAFT_LENGTH, MAX_SEED, Acceptance
 
 if TYPE_CHECKING:
@@ -15,8 +17,9 @@ if TYPE_CHECKING:
 
     _LengthType = click.ParamType[str | int]
     _BiasType = click.ParamType[tuple[int, float]]
+    _TextType = click.ParamType[str]
 else:
-    _LengthType = _BiasType = click.ParamType  # not generic before click 8.4
+    _LengthType = _BiasType = _TextType = click.ParamType  # not generic before click 8.4
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -51,6 +54,19 @@ class TokenBias(_BiasType):
             return int(token), float(bias)
         except ValueError:
             self.fail(f"{value!r} is not a token id, =, and a number, as in 198=-5 or 198=-inf", param, ctx)
+
+
+class KernelChoice(_TextType):
+    """What `localspec.kernels.choice` reads."""
+
+    name = "auto|on|off|NAME=on,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            parse(value)
+        except SettingsError as error:
+            self.fail(str(error), param, ctx)
+        return str(value)
 
 
 def model_argument(command: Command) -> Command:
@@ -190,7 +206,7 @@ def seed_option(command: Command) -> Command:
 
 
 def machine_options(command: Command) -> Command:
-    """--dtype and --blas."""
+    """--dtype, --blas and --kernels."""
     return _stack(
         command,
         click.option(
@@ -204,6 +220,13 @@ def machine_options(command: Command) -> Command:
             type=click.Choice(["auto", "off"]),
             default="auto",
             help="Linux: use an installed OpenBLAS. LOCALSPEC_BLAS=off does the same as off.",
+        ),
+        click.option(
+            "--kernels",
+            type=KernelChoice(),
+            default="auto",
+            help="Metal kernels: auto uses those that passed their test here and are faster; NAME=on or off forces "
+            "one. LOCALSPEC_KERNELS does the same.",
         ),
     )
 

@@ -29,13 +29,20 @@ def fetch(*names: str, refresh: bool = False) -> list[Path]:
     return paths
 
 
-def loading(name: str, *, draft: str | None, dtype: str, show: bool = True) -> Engine:
-    """The engine for the command line's --draft and --dtype, showing the progress of what has to be fetched."""
+def loading(name: str, *, draft: str | None, dtype: str, kernels: str, show: bool = True) -> Engine:
+    """The engine for the command line's options of these names, showing the progress of what has to be fetched."""
     import localspec
+    from localspec.kernels.selection import Kernels
 
     with ExitStack() as stack:
         progress = reporter(name, stack) if show else None
-        return localspec.load(name, draft=draft, dtype=None if dtype == "auto" else dtype, progress=progress)
+        return localspec.load(
+            name,
+            draft=draft,
+            dtype=None if dtype == "auto" else dtype,
+            progress=progress,
+            kernels=Kernels(kernels, notify=lambda line: say(f"localspec: {line}")),
+        )
 
 
 def reporter(name: str, stack: ExitStack) -> Callable[[int, int], None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from localspec.commands import bench, chat, models, verify
+from localspec.commands import bench, chat, doctor, models, verify
 from localspec.commands.process import CommandGroup
 
 EPILOG = """\b
@@ -21,6 +21,7 @@ Examples:
   echo "Name three colours" | localspec chat
   localspec bench --quick
   localspec verify --quick
+  localspec doctor
 """
 
 
@@ -37,3 +38,4 @@ cli.add_command(chat.chat)
 cli.add_command(bench.bench)
 cli.add_command(verify.verify)
 cli.add_command(models.models)
+cli.add_command(doctor.doctor)

@@ -52,6 +52,7 @@ def verify(
     exact: Literal["auto", "rows", "off"] | None,
     dtype: str,
     blas: Setting,
+    kernels: str,
     json_file: str | None,
 ) -> None:
     """Decode with and without speculation and look for a token that differs.
@@ -71,7 +72,7 @@ def verify(
         say(line)
 
     report = run_verify(
-        loading(model or default_model(), draft=draft, dtype=dtype),
+        loading(model or default_model(), draft=draft, dtype=dtype, kernels=kernels),
         tokens=tokens,
         quick=quick,
         seed=seed,
