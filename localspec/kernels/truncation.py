@@ -12,7 +12,10 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from localspec.kernels.launch import kernel, threads_for
 from localspec.sampling import keep_min_p, keep_top_k, keep_top_p
+
+_OUTPUTS = ("thresholds", "last_tied", "normalizers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,24 @@ class Cutoff:
         threshold = self.threshold[:, None]
         ids = mx.arange(logprobs.shape[-1], dtype=mx.int32)[None, :]
         return (logprobs > threshold) | ((logprobs == threshold) & (ids <= self.last_tied[:, None]))
+
+
+def cutoff(logits: mx.array, *, top_p: float = 1.0, min_p: float = 0.0, top_k: int = 0) -> Cutoff:
+    """As `cutoff_reference`, in one Metal dispatch. The thresholds may be smaller than the reference's where no token
+    lies between; the same tokens stay, but for those whose place in the set hangs on the rounding of a sum."""
+    rows, size = logits.shape
+    threads = threads_for(size)
+    shares = [top_p if 0 < top_p < 1 else 0.0, math.log(min_p) if min_p > 0 else -math.inf]
+    words = [size, top_k if 0 < top_k < size else 0]
+    find = kernel("truncation", ("rows", "descent"), ("logits", "words", "shares"), _OUTPUTS)
+    threshold, last_tied, normalizer = find(
+        inputs=[logits, mx.array(words, mx.uint32), mx.array(shares, mx.float32)],
+        grid=(threads * rows, 1, 1),
+        threadgroup=(threads, 1, 1),
+        output_shapes=[(rows,)] * 3,
+        output_dtypes=[mx.float32, mx.int32, mx.float32],
+    )
+    return Cutoff(threshold, last_tied, normalizer)
 
 
 def cutoff_reference(logits: mx.array, *, top_p: float = 1.0, min_p: float = 0.0, top_k: int = 0) -> Cutoff:
