@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import mlx.core as mx
 
+from localspec.kernels import verify_trial
+from localspec.kernels.kernel import Kernel
 from localspec.kernels.launch import kernel, threads_for
 from localspec.kernels.truncation import Cutoff
 from localspec.kernels.verify_reference import Coupled, DraftDistribution, Judged
@@ -93,7 +95,7 @@ def _call(
     """The inputs `_CALL`. What a call does not have is there as something small that is not read."""
     some = mx.zeros(1)
     limits = [some, some, some] if cutoff is None else [cutoff.threshold, cutoff.last_tied, cutoff.normalizer]
-    ids = mx.zeros(1, mx.uint32) if drafts is None or not drafts.size else drafts.astype(mx.uint32)
+    ids = mx.zeros(1, mx.uint32) if drafts is None else drafts.astype(mx.uint32)
     # As `sampling.heat`: a temperature so small that its inverse overflows leaves the top token alone.
     inverse = min(1.0 / temperature, 3e38) if temperature > 0 else 1.0
     return [*limits, ids, mx.array([*words, int(temperature == 0), width], mx.uint32), mx.array(inverse, mx.float32)]
@@ -115,3 +117,12 @@ def _shape(rows: int, size: int, dtypes: list[mx.Dtype]) -> dict[str, object]:
         "output_shapes": [(rows,)] * len(dtypes),
         "output_dtypes": dtypes,
     }
+
+
+KERNEL = Kernel(
+    name="verify",
+    purpose="from logits to tokens and kept drafts in one dispatch",
+    self_test=lambda: verify_trial.difference(coupled, rejection),
+    heats=lambda: verify_trial.heats(coupled),
+    sources=("threefry", "rows", "scores", "drafts", "verify_coupled", "verify_rejection"),
+)
