@@ -68,13 +68,16 @@ def error_bound(x: mx.array, w: mx.array, scales: mx.array, biases: mx.array, *,
 
     With u = 2^-24, each number x q s and x b of the sum goes through at most 8 roundings in its lane's stretch, two for
     every stretch of the lane, and 5 in the sum over lanes; so the error is at most (8 + 2 stretches + 5) u
-    sum(|x| (q |s| + |b|)), but for terms in u^2, for which one more rounding is counted. Numbers below float32's
-    normal range may be flushed to zero wherever they come up.
+    sum(|x| (q |s| + |b|)), but for terms in u^2, for which one more rounding is counted. Numbers below 2^-126
+    may be flushed to zero wherever they come up: x, s, b, up to two sums for each x, of which one is multiplied by s
+    and one by b, and up to three behind that.
     """
     stretches = -(-x.shape[1] // (32 * _VALUES))
     roundings = _VALUES + 2 * stretches + 5 + 1
-    size = reference(*(mx.abs(a.astype(mx.float32)) if a is not w else a for a in (x, w, scales, biases)), bits=bits)
-    return roundings * 2.0**-24 * size + 3 * x.shape[1] * 2.0**-126
+    x, scales, biases = (mx.abs(array.astype(mx.float32)) for array in (x, scales, biases))
+    amplified = 2.0 ** (bits + 1) * mx.max(scales) + 2 * mx.max(biases) + 2.0**bits * mx.max(x) + 3
+    size = reference(x, w, scales, biases, bits=bits)
+    return roundings * 2.0**-24 * size + x.shape[1] * (amplified * 2.0**-126)
 
 
 class _Pass(threading.local):
@@ -178,7 +181,7 @@ def difference(dtype: mx.Dtype, bits: int, group_size: int, sizes: Sequence[int]
     """One line on the first difference between the kernel and what it should give, for passes of these sizes."""
     case = f"{bits} bits in groups of {group_size}, {str(dtype).removeprefix('mlx.core.')}"
     # More than one stretch per lane, the last one not in all lanes; a column more than fills its simdgroups.
-    x, w, scales, biases = example(MOST, 384, 2 * _COLUMNS + 1, dtype, bits, group_size)
+    x, w, scales, biases = example(MOST, 384, 2 * _COLUMNS + 1, dtype, bits, group_size, mirrored=True)
     alone = mx.concatenate([matmul(x[i : i + 1], w, scales, biases, bits=bits) for i in range(MOST)])
     expected = reference(x, w, scales, biases, bits=bits)
     # MLX may add in any order, and both results are rounded.
@@ -195,12 +198,19 @@ def difference(dtype: mx.Dtype, bits: int, group_size: int, sizes: Sequence[int]
 
 
 def example(
-    rows: int, depth: int, columns: int, dtype: mx.Dtype, bits: int, group_size: int, seed: int = 0
+    rows: int, depth: int, columns: int, dtype: mx.Dtype, bits: int, group_size: int, *, mirrored: bool = False
 ) -> tuple[mx.array, mx.array, mx.array, mx.array]:
-    """Random x, w, scales, biases of such a product."""
-    first, second = mx.random.split(mx.random.key(seed))
+    """Random x, w, scales, biases of such a product.
+
+    mirrored: the weights read the same from both ends, and every other row changes its sign; its products are zero but
+    for rounding, so that another order of summation shows in all of them, in 16 bits too.
+    """
+    first, second = mx.random.split(mx.random.key(depth + group_size))
     x = mx.random.normal((rows, depth), key=first).astype(dtype)
     weights = (mx.random.normal((columns, depth), key=second) + 0.25).astype(dtype)
+    if mirrored:
+        odd = (mx.arange(rows) % 2 == 1)[:, None]
+        x, weights = mx.where(odd, x - x[:, ::-1], x), weights + weights[:, ::-1]
     return (x, *mx.quantize(weights, group_size=group_size, bits=bits))
 
 
