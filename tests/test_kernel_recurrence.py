@@ -159,7 +159,7 @@ def test_the_reference_is_right() -> None:
         for kept in range(4):
             value, _ = exact(*operands, kept)
             off = np.abs(float64(recurrence.reference(*operands, kept)) - value)
-            assert off.max() <= recurrence.error_bound(operands[0], operands[2], kept)
+            assert off.max() <= recurrence.error_bound(operands[0], operands[2], kept).item()
 
 
 @pytest.mark.usefixtures("theirs")

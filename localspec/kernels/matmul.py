@@ -27,7 +27,7 @@ GROUP_SIZES = (32, 64, 128)
 _COLUMNS, _SIMDGROUPS, _VALUES = 4, 2, 8
 """Columns of a simdgroup (as in the Metal source), simdgroups of a threadgroup, values that a lane takes at a time."""
 
-_quantized_matmul = mx.quantized_matmul
+_quantized_matmul: Callable[..., mx.array] = mx.quantized_matmul
 
 
 def matmul(x: mx.array, w: mx.array, scales: mx.array, biases: mx.array, *, bits: int) -> mx.array:
@@ -55,12 +55,13 @@ def reference(x: mx.array, w: mx.array, scales: mx.array, biases: mx.array, *, b
     Its order of summation is MLX's: results differ from the kernel's by no more than `error_bound`.
     """
     group_size = x.shape[1] // scales.shape[1]
-    exact = [array.astype(mx.float32) for array in (scales, biases)]
+    dtype = _promoted(x, scales, biases)
+    x, scales, biases = (array.astype(mx.float32) for array in (x, scales, biases))
     rows = [
-        _quantized_matmul(x[i : i + 1].astype(mx.float32), w, *exact, group_size=group_size, bits=bits)
+        _quantized_matmul(x[i : i + 1], w, scales=scales, biases=biases, group_size=group_size, bits=bits)
         for i in range(x.shape[0])
     ]
-    return mx.concatenate(rows).astype(_promoted(x, scales, biases))
+    return mx.concatenate(rows).astype(dtype)
 
 
 def error_bound(x: mx.array, w: mx.array, scales: mx.array, biases: mx.array, *, bits: int) -> mx.array:
@@ -122,8 +123,8 @@ def _wrapped(
     stream: Any = None,
 ) -> mx.array:
     width, per_group = bits or 4, group_size or 64
-    plain = mode == "affine" and transpose and stream is None and biases is not None
-    if not plain or not _all_rows(x) or not _suits(x, w, scales, biases, width, per_group):
+    plain = mode == "affine" and transpose and stream is None and _all_rows(x)
+    if biases is None or not plain or not _suits(x, w, scales, biases, width, per_group):
         options = {"transpose": transpose, "group_size": group_size, "bits": bits, "mode": mode, "stream": stream}
         product: mx.array = _wrappers.original("quantized_matmul")(x, w, scales, biases, **options)
         return product
@@ -136,7 +137,7 @@ def _all_rows(x: mx.array) -> bool:
     return x.ndim > 1 and x.shape[-2] == _pass.rows > 0 and x.size == _pass.rows * x.shape[-1]
 
 
-def _suits(x: mx.array, w: mx.array, scales: mx.array, biases: Any, bits: int, group_size: int) -> bool:
+def _suits(x: mx.array, w: mx.array, scales: mx.array, biases: mx.array, bits: int, group_size: int) -> bool:
     """Whether the kernel is for these; what does not fit together is left to MLX to complain about."""
     depth = x.shape[-1]
     return (
@@ -229,7 +230,7 @@ def _layers(depth: int, columns: int) -> list[tuple[mx.array, mx.array, mx.array
     count = -(-100_000_000 // (columns * depth // 2))
     layers = []
     for seed in range(count):
-        w = mx.random.bits((columns, depth // 8), key=mx.random.key(seed))
+        w = mx.random.randint(0, 2**31 - 1, (columns, depth // 8), mx.uint32, key=mx.random.key(seed))
         scales = mx.full((columns, depth // 64), 0.01, mx.bfloat16)
         layers.append((w, scales, mx.full(scales.shape, -0.08, mx.bfloat16)))
     mx.eval(layers)

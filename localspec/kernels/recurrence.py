@@ -144,7 +144,7 @@ def difference(dtype: mx.Dtype, scalar_gate: bool, width: int) -> str | None:
     return None
 
 
-def error_bound(state: mx.array, v: mx.array, kept: int) -> float:
+def error_bound(state: mx.array, v: mx.array, kept: int) -> mx.array:
     """How far two results may be apart where |k| <= 1, 0 <= g, beta <= 1, whatever the order of their sums.
 
     In a row s of the state, a step takes s to (I - beta k k^T) g s + beta v k, which does not enlarge an error that is
@@ -155,7 +155,7 @@ def error_bound(state: mx.array, v: mx.array, kept: int) -> float:
         mx.max(mx.abs(v[:, :kept].astype(mx.float32)), axis=(0, 2, 3))
     )
     last = {mx.float32: 2.0**-24, mx.float16: 2.0**-11, mx.bfloat16: 2.0**-8}[state.dtype]
-    return float(size.item()) * 2 * (kept * (state.shape[-1] + 8) * 2.0**-24 + last)
+    return size * 2 * (kept * (state.shape[-1] + 8) * 2.0**-24 + last)
 
 
 def example(
