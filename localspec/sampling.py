@@ -98,7 +98,7 @@ def distribution(
         scores = exclude_top_choices(scores, settings.xtc_threshold, coins <= settings.xtc_probability, exempt)
     if 0 < settings.top_k < logits.shape[-1]:
         scores = keep_top_k(scores, settings.top_k)
-    return Distribution(logprobs, _heat(scores, settings.temperature), normalizer, greedy=False)
+    return Distribution(logprobs, heat(scores, settings.temperature), normalizer, greedy=False)
 
 
 def ranked(top: tuple[mx.array, ...], rows: int) -> list[tuple[tuple[int, float], ...]]:
@@ -166,7 +166,8 @@ def _among_top_k(logprobs: mx.array, k: int) -> mx.array:
     return larger | (tied & (mx.cumsum(tied.astype(mx.int32), axis=-1) <= room))
 
 
-def _heat(logprobs: mx.array, temperature: float) -> mx.array:
+def heat(logprobs: mx.array, temperature: float) -> mx.array:
+    """Scores to sample from at a temperature above 0, float32 [rows, vocabulary]: 0 for the largest of a row."""
     # The largest score is moved to 0 first: multiplied by 1e6 (temperature 1e-6) the rest still has its differences.
     shifted = logprobs - mx.max(logprobs, axis=-1, keepdims=True)
     # A temperature so small that its inverse overflows: the top token alone is left, not 0 * inf.
