@@ -15,7 +15,7 @@ from metal.emulator import MetalError, emulated
 from tiny import ScriptDrafter, tiny_llama
 
 from localspec.engine import Engine
-from localspec.kernels import kernel, matmul
+from localspec.kernels import kernel, launch, matmul
 from localspec.kernels.matmul import few_rows, reference
 from localspec.probe import probe
 from localspec.rows import RowClass, RowClasses
@@ -33,7 +33,7 @@ SCHEDULES = ("fifo", "lifo", "priority", "random")
 @pytest.fixture(autouse=True)
 def _built_anew() -> Iterator[None]:
     yield
-    matmul._built.cache_clear()
+    launch.built.cache_clear()
 
 
 def float64(array: mx.array) -> np.ndarray:
@@ -152,10 +152,27 @@ def test_the_reference_is_right_and_alike_in_any_company() -> None:
 
 
 def test_the_self_test_agrees() -> None:
-    """All kinds of numbers, and of rows those that need no other build than the tests above: a device runs them all."""
+    """All kinds of numbers; of passes, the widest: a device runs them all."""
     with emulated(check=False):
-        for dtype, bits, group_size in product(matmul.DTYPES, matmul.BITS, matmul.GROUP_SIZES):
-            assert matmul.difference(dtype, bits, group_size, sizes=(2, 8)) is None
+        for pair, bits, group_size in product(matmul.PAIRS, matmul.BITS, matmul.GROUP_SIZES):
+            assert matmul.difference(*pair, bits, group_size, sizes=(8,)) is None
+
+
+def test_both_sides_of_a_heat_do_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def small(depth: int, columns: int) -> list[Any]:
+        asked.append((depth, columns))
+        return [matmul.example(1, 128, 12, mx.bfloat16, 4, 64)[1:]] * 2
+
+    monkeypatch.setattr(matmul, "_layers", small)
+    heats = matmul.heats()
+    assert asked == [(4096, 4096), (4096, 14336)]
+    assert [heat.name.split(",")[0] for heat in heats] == ["1 row", "2 rows", "4 rows", "8 rows"] * 2
+    with emulated(check=False):
+        for heat in heats[:2]:
+            for ours, theirs in zip(heat.ours(), heat.theirs(), strict=True):
+                assert mx.allclose(ours, theirs, rtol=0.05, atol=0.5).item()
 
 
 # Planted faults
@@ -202,8 +219,8 @@ def planted(monkeypatch: pytest.MonkeyPatch, module: Any, old: str, new: str) ->
     """Have the module's kernel built from its source with one change."""
     text = kernel.source(module.KERNEL.sources[0])
     assert text.count(old) == 1, f"{old!r} stands {text.count(old)} times in the source"
-    monkeypatch.setattr(module, "source", lambda name: text.replace(old, new))
-    module._built.cache_clear()
+    monkeypatch.setattr(launch, "source", lambda name: text.replace(old, new))
+    launch.built.cache_clear()
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -224,7 +241,7 @@ def test_the_self_test_finds_planted_faults(monkeypatch: pytest.MonkeyPatch) -> 
     ):
         with monkeypatch.context() as patch, emulated(check=False):
             planted(patch, matmul, *FAULTS[fault])
-            assert says in (matmul.difference(mx.bfloat16, 4, 64, sizes=(8,)) or "")
+            assert says in (matmul.difference(mx.bfloat16, mx.bfloat16, 4, 64, sizes=(8,)) or "")
 
 
 # The hook

@@ -16,7 +16,7 @@ from mlx_lm.models import gated_delta
 from test_kernel_matmul import LEAST, SCHEDULES, UNIT, float64, planted
 
 from localspec.caches.leaves import SnapshotLeaf
-from localspec.kernels import recurrence
+from localspec.kernels import launch, recurrence
 from localspec.target import Target
 from localspec.transaction import Transaction
 
@@ -26,7 +26,7 @@ ROUNDING = 2.0**-24
 @pytest.fixture(autouse=True)
 def _built_anew() -> Iterator[None]:
     yield
-    recurrence._built.cache_clear()
+    launch.built.cache_clear()
 
 
 def build_theirs(patch: pytest.MonkeyPatch) -> None:

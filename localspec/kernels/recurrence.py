@@ -9,15 +9,15 @@ The arithmetic is that of mlx-lm's kernel: the state is, bit for bit, what a pas
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from itertools import product
 from typing import Any
 
 import mlx.core as mx
 
-from localspec.kernels.kernel import Heat, Kernel, source
+from localspec.kernels.kernel import Heat, Kernel
+from localspec.kernels.launch import WIDTH, kernel
 from localspec.wrappers import Place, Wrappers
 
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
@@ -32,7 +32,7 @@ def replay(state: mx.array, k: mx.array, v: mx.array, g: mx.array, beta: mx.arra
     new state, of the old one's shape and dtype. It is kept in float32 until the last row is done, and rounded then.
     """
     batch, value_heads, value_width, key_width = state.shape
-    out: mx.array = _built(mx.fast.metal_kernel)(
+    out: mx.array = kernel("gated_delta_replay", (), ("state_in", "k", "v", "g", "beta", "kept"), ("state_out",))(
         inputs=[state, k, v, g, beta, mx.array(kept, mx.int32)],
         template=[
             ("StateT", state.dtype),
@@ -42,8 +42,8 @@ def replay(state: mx.array, k: mx.array, v: mx.array, g: mx.array, beta: mx.arra
             ("Hv", value_heads),
             ("GATES", key_width if g.ndim == 4 else 1),
         ],
-        grid=(32, value_width, batch * value_heads),
-        threadgroup=(32, _SIMDGROUPS, 1),
+        grid=(WIDTH, value_width, batch * value_heads),
+        threadgroup=(WIDTH, _SIMDGROUPS, 1),
         output_shapes=[state.shape],
         output_dtypes=[state.dtype],
     )[0]
@@ -106,16 +106,6 @@ def _places() -> list[Place]:
 
 
 _wrappers = Wrappers(_places)
-
-
-@lru_cache(maxsize=2)
-def _built(metal_kernel: Callable[..., Any]) -> Any:
-    return metal_kernel(
-        name="localspec_gated_delta_replay",
-        input_names=["state_in", "k", "v", "g", "beta", "kept"],
-        output_names=["state_out"],
-        source=source("gated_delta_replay"),
-    )
 
 
 def self_test() -> str | None:
