@@ -15,7 +15,7 @@ from metal.emulator import MetalError, emulated
 from tiny import ScriptDrafter, tiny_llama
 
 from localspec.engine import Engine
-from localspec.kernels import kernel, launch, matmul
+from localspec.kernels import kernel, launch, matmul, traffic_matmul
 from localspec.kernels.matmul import few_rows, reference
 from localspec.probe import probe
 from localspec.rows import RowClass, RowClasses
@@ -173,6 +173,19 @@ def test_both_sides_of_a_heat_do_the_same(monkeypatch: pytest.MonkeyPatch) -> No
         for heat in heats[:2]:
             for ours, theirs in zip(heat.ours(), heat.theirs(), strict=True):
                 assert mx.allclose(ours, theirs, rtol=0.05, atol=0.5).item()
+
+
+def test_traffic_is_what_is_counted() -> None:
+    x, w, scales, biases = matmul.example(3, 512, 8, mx.bfloat16, 4, 64)
+    with emulated() as device:
+        y = matmul.matmul(x, w, scales, biases, bits=4)
+        mx.eval(y)
+    moved = device.dispatches[-1].traffic
+    counted = traffic_matmul.few_rows(3, 512, 8)
+    assert moved["w"].read == w.nbytes  # once, for all rows
+    assert moved["y"].written == y.nbytes
+    assert moved["x"].read + moved["scales"].read + moved["biases"].read == counted.cached
+    assert counted.least == counted.ours == sum(array.nbytes for array in (x, w, scales, biases, y))
 
 
 # Planted faults

@@ -16,7 +16,7 @@ from mlx_lm.models import gated_delta
 from test_kernel_matmul import LEAST, SCHEDULES, UNIT, float64, planted
 
 from localspec.caches.leaves import SnapshotLeaf
-from localspec.kernels import launch, recurrence
+from localspec.kernels import launch, recurrence, traffic_matmul
 from localspec.target import Target
 from localspec.transaction import Transaction
 
@@ -170,6 +170,16 @@ def test_the_self_test_agrees_and_so_do_the_heats() -> None:
     (heat,) = recurrence.heats()
     (ours,), (other,) = heat.ours(), heat.theirs()
     assert mx.array_equal(ours, other).item()
+
+
+def test_traffic_is_what_is_counted() -> None:
+    _, k, v, g, beta, state = recurrence.example(4, 2, 4, 8, 64, mx.bfloat16)
+    with emulated() as device:
+        mx.eval(recurrence.replay(state, k, v, g, beta, 4))
+    moved = device.dispatches[-1].traffic
+    counted = traffic_matmul.replay(4, 2, 4, 8, 64)
+    assert moved["state_in"].read == moved["state_out"].written == state.nbytes
+    assert counted.ours == 2 * state.nbytes + sum(array.nbytes for array in (k, v, g, beta))
 
 
 # Planted faults

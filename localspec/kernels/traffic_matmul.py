@@ -28,9 +28,10 @@ class Traffic:
 def few_rows(rows: int, depth: int, columns: int, *, bits: int = 4, group_size: int = 64, width: int = 2) -> Traffic:
     """A product [rows, depth] x [depth, columns]; `width`: bytes of a row's numbers, of scales and of results.
 
-    Ours reads weights, scales and biases once for all rows, and the rows once per simdgroup of four columns. MLX's, on
-    M1 and M2: the matrix-vector kernel reads the weights for every row, up to a number of rows that depends on the
-    matrix; from there on the matrix-matrix kernel reads them once. From M3 on they are read once per 5 rows.
+    Ours reads weights, scales and biases once for all rows; from caches, the rows once per simdgroup of four columns,
+    and scales and biases once per stretch of eight weights. MLX's, on M1 and M2: the matrix-vector kernel reads the
+    weights for every row, up to a number of rows that depends on the matrix; from there on the matrix-matrix kernel
+    reads them once. From M3 on they are read once per 5 rows.
     """
     enough = 14 if max(depth, columns) <= 2048 else 10 if max(depth, columns) <= 4096 else 6
     weights = columns * depth * bits // 8 + 2 * columns * (depth // group_size) * width
@@ -41,7 +42,7 @@ def few_rows(rows: int, depth: int, columns: int, *, bits: int = 4, group_size: 
         weights + rest,
         (rows if rows < enough else 1) * weights + rest,
         "MLX's product on M1 and M2",
-        -(-columns // 4) * rows * depth * width,
+        (-(-columns // 4) * rows * depth + 2 * columns * depth // 8) * width,
         rows * depth * columns,
     )
 
