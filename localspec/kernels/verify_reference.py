@@ -76,7 +76,7 @@ def coupled_reference(
     read at temperature 0. drafts: ids [n], n at most the number of rows; draft i is judged by row i.
     """
     rows, size = logits.shape
-    p = _distribution(logits, cutoff, temperature)
+    p = cut_distribution(logits, cutoff, temperature)
     gumbel = None if p.greedy else noise.gumbel(range(position, position + rows), size)
     tokens = p.choose(gumbel)
     keys = p.scores if gumbel is None else p.scores + gumbel
@@ -96,13 +96,13 @@ def rejection_reference(
 ) -> Judged:
     """Judge drafts by the rejection rule (`acceptance.accept_rejection`).
 
-    logits: [n+1, vocabulary], any float dtype; row i decides position + i. drafts: ids [n]. cutoff: as in
-    `coupled_reference`.
+    logits: [n+1, vocabulary], any float dtype; row i decides position + i. drafts: ids [n], at least one.
+    cutoff: as in `coupled_reference`.
     """
     n, size = drafts.size, logits.shape[-1]
-    rows = _distribution(logits, cutoff, temperature)
-    p, dense = rows.probabilities(), _dense(q, size)
-    passed = accept_rejection(p, dense, drafts, noise.uniform(round_keys(position, n))) if n else mx.zeros(0, mx.bool_)
+    rows = cut_distribution(logits, cutoff, temperature)
+    p, dense = rows.probabilities(), dense_columns(q, size)
+    passed = accept_rejection(p, dense, drafts, noise.uniform(round_keys(position, n)))
     tokens = []
     for i in range(n + 1):
         weights = residual(p[i], None if dense is None else dense[i], drafts[i]) if i < n else p[i]
@@ -121,8 +121,8 @@ def rejection_reference(
     )
 
 
-def _distribution(logits: mx.array, cutoff: Cutoff | None, temperature: float) -> Distribution:
-    """As `sampling.distribution`, of rows whose filters have been found already."""
+def cut_distribution(logits: mx.array, cutoff: Cutoff | None, temperature: float) -> Distribution:
+    """As `sampling.distribution`, of rows for which it is known what the filters leave."""
     logits = logits.astype(mx.float32)
     normalizer = mx.logsumexp(logits, axis=-1) if cutoff is None else cutoff.normalizer
     logprobs = logits - normalizer[:, None]
@@ -144,7 +144,8 @@ def _gap(keys: mx.array) -> mx.array:
     return mx.max(top, axis=-1) - mx.min(top, axis=-1)
 
 
-def _dense(q: DraftDistribution, size: int) -> mx.array | None:
+def dense_columns(q: DraftDistribution, size: int) -> mx.array | None:
+    """q of each draft over the target's tokens, float32 [n, size]; None where all drafts were certain."""
     if not isinstance(q, tuple):
         return q
     values, ids = q
