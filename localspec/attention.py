@@ -18,6 +18,7 @@ from typing import Any
 import mlx.core as mx
 
 from localspec.shapes import Shapes
+from localspec.wrappers import Place, Wrappers
 
 Attend = Callable[..., mx.array]
 
@@ -35,11 +36,6 @@ class _Pass(threading.local):
 
 
 _pass = _Pass()
-_lock = threading.Lock()
-_inside: set[int] = set()
-"""Threads with a pass inside `by_row`; the first of them puts the wrappers in place, the last removes them. Other
-threads' attention goes through them unchanged. An interrupt may leave a thread here: its next pass puts that right."""
-_originals: dict[str, Attend] = {}
 
 
 @contextmanager
@@ -52,12 +48,12 @@ def by_row(rows: int, shapes: Shapes | None = None) -> Iterator[None]:
         yield
         return
     try:
-        _enter()
+        _wrappers.enter()
         _pass.rows, _pass.calls, _pass.windows, _pass.shapes = rows, 0, {}, shapes
         yield
     finally:
         _pass.rows, _pass.windows, _pass.shapes = 1, {}, None
-        _leave()
+        _wrappers.leave()
 
 
 def calls() -> int:
@@ -72,39 +68,15 @@ def note_window(mask: mx.array, most: int, window: int) -> None:
         _pass.windows[id(mask)] = (mask, most, window)
 
 
-def _enter() -> None:
-    from mlx_lm.models import base
-
-    with _lock:
-        _inside.add(threading.get_ident())
-        current: Any = mx.fast.scaled_dot_product_attention
-        if current is not _attend_float:
-            _originals["float"] = current
-            mx.fast.scaled_dot_product_attention = _attend_float  # type: ignore[assignment]
-        if base.quantized_scaled_dot_product_attention is not _attend_quantized:
-            _originals["quantized"] = base.quantized_scaled_dot_product_attention
-            base.quantized_scaled_dot_product_attention = _attend_quantized
-
-
-def _leave() -> None:
-    from mlx_lm.models import base
-
-    with _lock:
-        _inside.discard(threading.get_ident())
-        if not _inside and len(_originals) == 2:
-            mx.fast.scaled_dot_product_attention = _originals["float"]
-            base.quantized_scaled_dot_product_attention = _originals["quantized"]
-
-
 def _attend_float(queries: mx.array, keys: Any, values: Any, **options: Any) -> Any:
-    return _attend(_originals["float"], queries, keys, values, **options)
+    return _attend(_wrappers.original("scaled_dot_product_attention"), queries, keys, values, **options)
 
 
 def _attend_quantized(
     queries: mx.array, q_keys: Any, q_values: Any, scale: float, mask: Any, group_size: int = 64, bits: int = 8
 ) -> Any:
     return _attend(
-        _originals["quantized"],
+        _wrappers.original("quantized_scaled_dot_product_attention"),
         queries,
         q_keys,
         q_values,
@@ -113,6 +85,18 @@ def _attend_quantized(
         group_size=group_size,
         bits=bits,
     )
+
+
+def _places() -> list[Place]:
+    from mlx_lm.models import base
+
+    return [
+        (mx.fast, "scaled_dot_product_attention", _attend_float),
+        (base, "quantized_scaled_dot_product_attention", _attend_quantized),
+    ]
+
+
+_wrappers = Wrappers(_places)
 
 
 def _attend(original: Attend, queries: mx.array, keys: Any, values: Any, *, mask: Any = None, **options: Any) -> Any:

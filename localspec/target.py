@@ -19,7 +19,14 @@ from localspec.shapes import Shapes
 class Target:
     """A model that mlx-lm built, ready to be passed rows."""
 
-    def __init__(self, model: Any, kv_quantization: KVQuantization | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        kv_quantization: KVQuantization | None = None,
+        *,
+        few_rows: bool = False,
+        replay_kernel: bool = False,
+    ) -> None:
         self.model = model
         self.kv_quantization = kv_quantization
         self.vocabulary_size = _vocabulary_size(model)
@@ -27,6 +34,11 @@ class Target:
         """Positions that the model has a learned vector for; None where it needs none."""
         self.shapes = Shapes()
         """What is known of how its attention rounds."""
+        self.few_rows = few_rows
+        """Whether products of passes of 1 to 8 rows go through our kernel (`kernels/matmul.py`). Set it before anything
+        is measured: passes round by it."""
+        self.replay_kernel = replay_kernel
+        """Whether recorded gated delta layers are replayed by our kernel (`kernels/recurrence.py`)."""
 
     def new_caches(self) -> list[Any]:
         """The model's empty caches, of the types it asks for but for sliding windows, which are ours."""

@@ -9,6 +9,7 @@ else).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,6 +19,8 @@ from localspec.attention import by_row
 from localspec.caches.leaves import CutLeaf, SnapshotLeaf, is_recurrent, leaves_of
 from localspec.caches.recorder import Recorder, Recording
 from localspec.errors import CacheError
+from localspec.kernels.matmul import few_rows
+from localspec.kernels.recurrence import replaying
 from localspec.rows import RowClass
 from localspec.target import Target
 
@@ -190,7 +193,10 @@ class Transaction:
         return self.row_class.up_to(self._target.positions - self.held)
 
     def _run(self, ids: mx.array) -> mx.array:
-        with by_row(1 if self.row_class is None else ids.shape[0], self._target.shapes):
+        rows = ids.shape[0]
+        # A single row is multiplied by our kernel where it has to come out as in company, else by MLX's fastest.
+        ours = self._target.few_rows and (rows > 1 or self.row_class is not None)
+        with by_row(1 if self.row_class is None else rows, self._target.shapes), few_rows(rows if ours else 0):
             return self._target.forward(ids, self.caches)
 
     def _drop_fillers(self) -> None:
@@ -221,7 +227,8 @@ class Transaction:
             return
         self._restore(last, kept)
         if self._recorder is not None and last.recording is not None and kept:
-            self._recorder.replay(last.recording, kept)
+            with replaying() if self._target.replay_kernel else nullcontext():
+                self._recorder.replay(last.recording, kept)
 
     def _restore(self, last: _Pass, kept: int, *, check: bool = True) -> None:
         """Snapshots to before the pass, key/value caches to behind its first `kept` rows.
