@@ -17,6 +17,7 @@ from localspec.controller import REPRODUCIBLE, Controller
 from localspec.drafters.forced import ForcedDrafter
 from localspec.drafters.protocol import Draw, Proposal
 from localspec.judge import Chosen, Judge, Step
+from localspec.kernels.selection import Kernels
 from localspec.matcher import Matcher
 from localspec.noise import Noise
 from localspec.rows import RowClass
@@ -52,6 +53,7 @@ class Decoder:
         speculates: bool = True,
         xtc_exempt: tuple[int, ...] = (),
         matcher: Matcher | None = None,
+        kernels: Kernels,
     ) -> None:
         """`limit`: most tokens to emit, at least 1. `stats` and `rounds` are filled as decoding goes on. `stopping` is
         asked before each round whether to end here. `row_class`: the sizes that passes may have, None for any.
@@ -77,7 +79,7 @@ class Decoder:
         self._fixed = fixed
         speculating = speculates and settings.speculate and fixed != 0
         self._matcher = matcher
-        self._judge = Judge(self._draw, matcher)
+        self._judge = Judge(self._draw, kernels, matcher)
         forced = [] if matcher is None else [ForcedDrafter(matcher)]
         self._drafters = [*forced, *session.drafters] if speculating else []
         self.emitted = 0
@@ -252,4 +254,3 @@ class Decoder:
         for token, text in ready:
             self._yielded += 1
             yield replace(token, text=text) if text else token
-

@@ -10,7 +10,7 @@ from localspec.controller import Controller
 from localspec.drafters.ngram import NgramDrafter
 from localspec.drafters.protocol import Drafter
 from localspec.errors import PromptTooLongError, SettingsError
-from localspec.exactness import Exact
+from localspec.exactness import Exact, Exactness
 from localspec.generation import Generation
 from localspec.kernels.selection import Kernels
 from localspec.matcher import Matchers
@@ -136,7 +136,8 @@ class Engine:
             texts=self._texts,
             matcher=None if settings.grammar is None else self._matchers.new(settings.grammar, self.end_ids),
             controller=self.controller,
-            exactness=self._exact.of,
+            exactness=self._exactness,
+            kernels=self.kernels,
             on_end=on_end,
             on_prefill=on_prefill,
             xtc_exempt=self.xtc_exempt() if settings.xtc_probability > 0 else (),
@@ -153,11 +154,21 @@ class Engine:
 
         Measures the model where that has not been done yet: call it from the thread that decodes.
         """
-        return self._exact.of(settings).line
+        return self._exactness(settings).line
 
     def row_classes(self) -> RowClasses:
         """Which sizes of passes round alike on this machine. Takes many passes the first time."""
+        self._choose_kernels()
         return self._exact.classes()
+
+    def _exactness(self, settings: Settings) -> Exactness:
+        self._choose_kernels()
+        return self._exact.of(settings)
+
+    def _choose_kernels(self) -> None:
+        """Before anything is measured, in the thread that decodes: passes round by what they are multiplied with."""
+        self.target.few_rows = self.kernels.uses("few-rows")
+        self.target.replay_kernel = self.kernels.uses("replay")
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt; a start token is added where the tokenizer wants one and the text has none."""

@@ -11,6 +11,7 @@ from weakref import proxy
 from localspec.controller import Controller
 from localspec.decoder import Decoder, FinishReason
 from localspec.exactness import Exactness
+from localspec.kernels.selection import Kernels
 from localspec.matcher import Matcher
 from localspec.noise import fresh_seed
 from localspec.rows import RowClass
@@ -43,6 +44,7 @@ class Generation(Iterator[Token]):
         texts: DetokenizerFactory,
         controller: Controller,
         exactness: Callable[[Settings], Exactness],
+        kernels: Kernels,
         matcher: Matcher | None = None,
         on_end: Callable[[Generation], None] | None = None,
         on_prefill: Callable[[int, int], None] | None = None,
@@ -72,6 +74,7 @@ class Generation(Iterator[Token]):
         self._controller = controller
         self._ask_exactness = exactness
         self._matcher = matcher
+        self._kernels = kernels
         self._on_end = on_end
         self._on_prefill = on_prefill
         self._xtc_exempt = xtc_exempt
@@ -170,6 +173,7 @@ class Generation(Iterator[Token]):
                 speculates=exactness.speculates,
                 xtc_exempt=self._xtc_exempt,
                 matcher=self._matcher,
+                kernels=self._kernels,
             )
             for token in decoder.run():
                 self.stats.total_s = time.perf_counter() - started

@@ -1,12 +1,14 @@
 """What a target pass decides: from its logits to tokens, by the settings' sampler and acceptance rule.
 
-Knows nothing of caches, stops or limits: what is kept of a decision is the decoder's business.
+Knows nothing of caches, stops or limits: what is kept of a decision is the decoder's business. Where the verify kernel
+is in use, whatever it can do is done by it, in plain decoding as in passes with drafts: a generation's tokens must not
+come from the kernel here and from MLX's operations there, which may round otherwise.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -14,6 +16,10 @@ import mlx.core as mx
 from localspec.acceptance import accept_block, accept_coupled, accept_rejection, block_weights, draw, residual
 from localspec.drafters.protocol import Draw, Proposal
 from localspec.errors import NumericsError
+from localspec.kernels import truncation, verify
+from localspec.kernels.selection import Kernels
+from localspec.kernels.truncation import Cutoff, cutoff_reference
+from localspec.kernels.verify_reference import Coupled, Judged, coupled_reference, rejection_reference
 from localspec.matcher import Matcher
 from localspec.noise import Stream, round_keys
 from localspec.penalties import of_shape, penalise
@@ -60,22 +66,31 @@ class _Verdict:
 class Judge:
     """Decides the tokens of one generation, pass by pass."""
 
-    def __init__(self, draw: Draw, matcher: Matcher | None = None) -> None:
+    def __init__(self, draw: Draw, kernels: Kernels, matcher: Matcher | None = None) -> None:
         """`draw`: the settings and the noise, shared with the drafters. `matcher`: where there is a grammar."""
         self._draw = draw
         self._settings = draw.settings
         self._noise = draw.noise
         self._matcher = matcher
+        self._kernels = kernels
+        settings = draw.settings
+        xtc = settings.xtc_probability > 0 and settings.temperature > 0
+        self._plain_rows = matcher is None and not xtc and not settings.logprobs and settings.accept != "block"
+        """Whether the kernel knows all that these settings ask for."""
 
     def start(self, logits: mx.array, token: mx.array, history: Sequence[int]) -> Step:
         """Begin to compute the token after a pass of `token` [1], which may not have been computed yet.
 
         logits: [1, vocabulary]; history: the ids before the token.
         """
-        row = self._distribution(logits, token, history)
-        noise = self._gumbel(row, [len(history) + 1])
-        chosen = row.choose(noise)
-        step = Step(chosen, row.logprob_of(chosen), row.log_probability_of(chosen), row.normalizer, self._top(row))
+        if self._fused():
+            logits = self._adjusted(logits, token, history)
+            found = self._coupled(verify.coupled, logits, len(history) + 1)
+            step = Step(found.tokens, found.logprob, found.log_p, found.normalizer, ())
+        else:
+            row = self._distribution(logits, token, history)
+            chosen = row.choose(self._gumbel(row, [len(history) + 1]))
+            step = Step(chosen, row.logprob_of(chosen), row.log_probability_of(chosen), row.normalizer, self._top(row))
         mx.async_eval(step.token, step.logprob, step.log_p, step.normalizer, *step.top)  # type: ignore[no-untyped-call]
         return step
 
@@ -93,8 +108,13 @@ class Judge:
         logits: [n+1, vocabulary] of a pass of `fed`, integer [n+1]: the last kept token and the n drafts. history: the
         ids before `fed`. Raises NumericsError where the text comes to a row that is not finite.
         """
-        rows = self._distribution(logits, fed, history)
         first = len(history) + 1
+        if self._fused():
+            logits = self._adjusted(logits, fed, history)
+            coupled = self._settings.accept == "coupled"
+            verdict = (self._fused_coupled if coupled else self._fused_rejection)(logits, proposal, first)
+            return verdict.accepted, _chosen(verdict, proposal, ranked((), len(verdict.tokens)))
+        rows = self._distribution(logits, fed, history)
         if self._settings.accept == "coupled":
             verdict = self._accept_coupled(rows, proposal.tokens, first)
         elif self._settings.accept == "rejection":
@@ -103,13 +123,61 @@ class Judge:
             verdict = self._accept_block(rows, proposal, first)
         return verdict.accepted, _chosen(verdict, proposal, ranked(self._top(rows), len(verdict.tokens)))
 
+    def _fused(self) -> bool:
+        return self._plain_rows and self._kernels.uses("verify")
+
+    def _cutoff(self, logits: mx.array) -> Cutoff | None:
+        settings = self._settings
+        size = logits.shape[-1]
+        if settings.temperature == 0 or not (0 < settings.top_p < 1 or settings.min_p > 0 or 0 < settings.top_k < size):
+            return None
+        find = truncation.cutoff if self._kernels.uses("truncation") else cutoff_reference
+        return find(logits, top_p=settings.top_p, min_p=settings.min_p, top_k=settings.top_k)
+
+    def _coupled(
+        self, judge: Callable[..., Coupled], logits: mx.array, first: int, drafts: mx.array | None = None
+    ) -> Coupled:
+        cutoff, heat = self._cutoff(logits), self._settings.temperature
+        return judge(logits, cutoff, temperature=heat, noise=self._noise, position=first, drafts=drafts)
+
+    def _fused_coupled(self, logits: mx.array, proposal: Proposal, first: int) -> _Verdict:
+        drafts = mx.array(proposal.tokens, mx.uint32)
+        found = self._kernels.run(
+            "verify",
+            lambda: self._coupled(verify.coupled, logits, first, drafts),
+            lambda: self._coupled(coupled_reference, logits, first, drafts),
+        )
+        accepted = _ints(found.accepted[None])[0]
+        kept = accepted + 1
+        self._check_rows(found.normalizer, kept, first)
+        return _Verdict(
+            accepted, _ints(found.tokens)[:kept], _floats(found.log_p)[:kept], _floats(found.logprob)[:kept]
+        )
+
+    def _fused_rejection(self, logits: mx.array, proposal: Proposal, first: int) -> _Verdict:
+        drafts = mx.array(proposal.tokens, mx.uint32)
+
+        def judged(judge: Callable[..., Judged]) -> Judged:
+            cutoff, heat = self._cutoff(logits), self._settings.temperature
+            return judge(logits, cutoff, drafts, proposal.q, temperature=heat, noise=self._noise, position=first)
+
+        found = self._kernels.run("verify", lambda: judged(verify.rejection), lambda: judged(rejection_reference))
+        accepted = _ints(found.accepted[None])[0]
+        self._check_rows(found.normalizer, accepted + 1, first)
+        return _Verdict(
+            accepted,
+            [*proposal.tokens[:accepted], _ints(found.tokens)[accepted]],
+            [*_floats(found.draft_log_p)[:accepted], _floats(found.log_p)[accepted]],
+            [*_floats(found.draft_logprob)[:accepted], _floats(found.logprob)[accepted]],
+        )
+
     def _accept_coupled(self, rows: Distribution, drafts: list[int], first: int) -> _Verdict:
         chosen = rows.choose(self._gumbel(rows, range(first, first + len(drafts) + 1)))
         log_p, logprob = rows.log_probability_of(chosen), rows.logprob_of(chosen)
         mx.eval(chosen, log_p, logprob, rows.normalizer)
         accepted = accept_coupled(_ints(chosen), drafts)
         kept = accepted + 1
-        self._check_rows(rows, kept, first)
+        self._check_rows(rows.normalizer, kept, first)
         return _Verdict(accepted, _ints(chosen)[:kept], _floats(log_p)[:kept], _floats(logprob)[:kept])
 
     def _accept_rejection(self, rows: Distribution, proposal: Proposal, first: int) -> _Verdict:
@@ -122,7 +190,7 @@ class Judge:
     def _accept_block(self, rows: Distribution, proposal: Proposal, first: int) -> _Verdict:
         # The rule looks at all rows at once. Only the drafts up to a row that is not finite are judged: whether the
         # text comes to that row, and so to an error, is then decided like everything else.
-        self._check_rows(rows, 1, first)
+        self._check_rows(rows.normalizer, 1, first)
         finite = [math.isfinite(normalizer) for normalizer in _floats(rows.normalizer)]
         proposal = proposal.cut(finite.index(False)) if False in finite else proposal
         count, p = len(proposal.tokens), rows.probabilities()
@@ -135,11 +203,9 @@ class Judge:
     def _coins(self, first: int, count: int) -> mx.array:
         return self._noise.uniform(round_keys(first, count))
 
-    def _drawn(
-        self, rows: Distribution, proposal: Proposal, accepted: int, weights: mx.array, first: int
-    ) -> _Verdict:
+    def _drawn(self, rows: Distribution, proposal: Proposal, accepted: int, weights: mx.array, first: int) -> _Verdict:
         """The accepted drafts and the token behind them: of `weights`, less what a rejected draft had of them."""
-        self._check_rows(rows, accepted + 1, first)
+        self._check_rows(rows.normalizer, accepted + 1, first)
         drafts = mx.array(proposal.tokens, mx.uint32)
         if accepted < len(proposal.tokens):
             weights = residual(weights, None if proposal.q is None else proposal.q[accepted], drafts[accepted])
@@ -182,8 +248,8 @@ class Judge:
     def _gumbel(self, rows: Distribution, positions: Sequence[int]) -> mx.array | None:
         return None if rows.greedy else self._noise.gumbel(positions, rows.scores.shape[-1])
 
-    def _check_rows(self, rows: Distribution, count: int, first: int) -> None:
-        for i, normalizer in enumerate(_floats(rows.normalizer[:count])):
+    def _check_rows(self, normalizers: mx.array, count: int, first: int) -> None:
+        for i, normalizer in enumerate(_floats(normalizers[:count])):
             self._check(normalizer, first + i)
 
     def _check(self, normalizer: float, position: int) -> None:

@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from localspec.kernels.kernel import Kernel
 
-MODULES: dict[str, str] = {}
+MODULES: dict[str, str] = {
+    "verify": "localspec.kernels.verify",
+    "truncation": "localspec.kernels.truncation",
+    "few-rows": "localspec.kernels.matmul",
+    "replay": "localspec.kernels.recurrence",
+}
 """Name -> the module whose KERNEL it is."""
 
 
