@@ -104,7 +104,8 @@ def check_coupled(found: object, exact: Exact, noise: np.ndarray | float, drafts
     check_floats(found, exact, tokens, bound)
     others = keys.copy()
     others[at, tokens] = -np.inf
-    near(found.gap, own - others.max(axis=-1), 2 * error, "gap")
+    gap = own - others.max(axis=-1)
+    near(found.gap, gap, 2 * error + 4 * U * np.abs(gap), "gap")
     accepted = next((i for i, draft in enumerate(drafts) if tokens[i] != draft), len(drafts))
     assert found.accepted.item() == accepted, "accepted"
 
