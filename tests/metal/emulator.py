@@ -18,7 +18,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from . import function, machine
+from . import function, machine, strict
 from .findings import Kind, MetalError, Problem, problem
 from .machine import INITIALISED_OUTPUT, INPUT, OUTPUT, REDUCTIONS, SCHEDULES, Memory, Plan, Traffic
 from .translate import translation_unit
@@ -219,6 +219,8 @@ class EmulatedKernel:
             raise ValueError(f"threadgroup {threadgroup} has more than {machine.MOST_THREADS} threads")
         if len(made.arguments) > MOST_BUFFERS:
             raise ValueError(f"{len(made.arguments)} buffer arguments, Metal takes {MOST_BUFFERS}")
+        if self._device.strict and (refused := strict.refusals(made)):
+            raise MetalError(self._name, [Problem(Kind.REJECTED, text) for text in refused])
         library = machine.load(translation_unit(made), self._device.plan.check)
         laid_out = [_input(array, self._contiguous) for array in arrays]
         group = tuple(min(size, of) for size, of in zip(threadgroup, grid, strict=True))

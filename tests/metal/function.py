@@ -80,8 +80,13 @@ class Function:
     closing: str
     arguments: tuple[Argument, ...]
     attributes: tuple[str, ...]
-    template_arguments: str
-    """As in `<float, 4>`; empty without template parameters."""
+    template: tuple[tuple[str, str], ...]
+    """Each parameter as declared, as in `typename T`, and its argument."""
+
+    @property
+    def template_arguments(self) -> str:
+        """As in `<float, 4>`; empty without template parameters."""
+        return f"<{', '.join(value for _, value in self.template)}>" if self.template else ""
 
     @property
     def text(self) -> str:
@@ -89,21 +94,14 @@ class Function:
         return self.header + self.signature + self.body + self.closing
 
 
-def _template(template: Template) -> tuple[str, str, str]:
-    """The parameters as declared, the arguments as given, and their part of the function's name."""
-    if not template:
-        return "", "", ""
-    declared, given = [], []
-    for name, value in template:
-        if isinstance(value, mx.Dtype):
-            declared.append(f"typename {name}")
-            given.append(TYPES[value])
-        else:
-            declared.append(f"{'bool' if isinstance(value, bool) else 'int'} {name}")
-            given.append(str(int(value)))
-    arguments = ", ".join(given)
-    in_name = "_" + f"_{arguments}".replace(", ", "_").replace("-", "_")
-    return f"template <{', '.join(declared)}>\n", f"<{arguments}>", in_name
+def _template(template: Template) -> tuple[tuple[str, str], ...]:
+    """Each parameter as declared, and its argument as given."""
+    return tuple(
+        (f"typename {name}", TYPES[value])
+        if isinstance(value, mx.Dtype)
+        else (f"{'bool' if isinstance(value, bool) else 'int'} {name}", str(int(value)))
+        for name, value in template
+    )
 
 
 def _of_input(name: str, position: int, array: mx.array, source: str) -> list[Argument]:
@@ -139,7 +137,9 @@ def build(
     template: Template,
 ) -> Function:
     """The function for a call with these inputs (shapes matter, values do not), outputs and template arguments."""
-    declared, given, in_name = _template(template)
+    given = _template(template)
+    declared = f"template <{', '.join(parameter for parameter, _ in given)}>\n" if given else ""
+    in_name = "_" + "".join(f"_{value.replace('-', '_')}" for _, value in given) if given else ""
     arguments: list[Argument] = []
     for position, (input_name, array) in enumerate(zip(input_names, inputs, strict=True)):
         arguments += _of_input(input_name, position, array, source)
@@ -153,7 +153,7 @@ def build(
     parameters += [f"  {ATTRIBUTES[attribute]} {attribute} [[{attribute}]]" for attribute in attributes]
     signature = f"{declared}[[kernel]] void {full_name}(\n" + ",\n".join(parameters) + ") {\n"
     closing = "\n}\n"
-    if template:
-        instance = f"{full_name}{given}"
+    if given:
+        instance = f"{full_name}<{', '.join(value for _, value in given)}>"
         closing += f'\ntemplate [[host_name("{full_name}")]] [[kernel]] decltype({instance}) {instance};\n'
     return Function(full_name, header, signature, source, closing, tuple(arguments), attributes, given)

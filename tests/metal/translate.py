@@ -16,6 +16,7 @@ SOURCE, HEADER, ENTRY = "source", "header", "entry"
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _FLOAT = re.compile(r"(?<![\w.])((?:\d+\.\d*|\.\d+)(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+)(?![\w.])")
 _THREADGROUP = re.compile(r"((?:^|[;{}\n])\s*)threadgroup\s+([^;{}]*?(?:\{[^;}]*\})?);")
+_ATTRIBUTE = re.compile(r"\[\[.*?\]\] ?")
 _BRACKETS = re.compile(r"\[[^\]]*\]")
 
 _VALUES = {
@@ -99,3 +100,39 @@ def translation_unit(function: Function) -> str:
         f"  {function.name}{function.template_arguments}({', '.join(passed)});\n"
         "}\n"
     )
+
+
+def without_entry(function: Function) -> str:
+    """The same with MLX's own instantiation in place of a call: types are checked, nothing can run."""
+    return (
+        "#include <mlx.h>\n"
+        f'#line 1 "{HEADER}"\n{_cplusplus(function.header)}\n'
+        f'#line 1 "{ENTRY}"\n{function.signature}'
+        f'#line 1 "{SOURCE}"\n{_cplusplus(function.body)}\n'
+        f'#line 100 "{ENTRY}"\n{_ATTRIBUTE.sub("", function.closing)}'
+    )
+
+
+def declarations(function: Function) -> str:
+    """The function as a kernel of C++ for OpenCL, where none is a template and none takes a reference."""
+    parameters = [
+        f"const {argument.type} {argument.name}" if argument.reference else argument.declaration
+        for argument in function.arguments
+    ]
+    parameters += [f"{ATTRIBUTES[attribute]} {attribute}" for attribute in function.attributes]
+    return (
+        "#include <mlx.h>\n"
+        f'#line 1 "{HEADER}"\n{_cplusplus(function.header)}\n'
+        f'#line 1 "{ENTRY}"\n{_template_as_names(function)}'
+        f"__kernel void {function.name}({', '.join(parameters)}) {{\n"
+        f'#line 1 "{SOURCE}"\n{_cplusplus(function.body)}\n'
+        f'#line 100 "{ENTRY}"\n}}\n'
+    )
+
+
+def _template_as_names(function: Function) -> str:
+    names = []
+    for parameter, value in function.template:
+        kind, name = parameter.split()
+        names.append(f"typedef {value} {name};" if kind == "typename" else f"static constexpr constant {kind} {name} = {value};")
+    return "".join(f"{name}\n" for name in names)

@@ -24,8 +24,11 @@ METAL_VECTORS(int)
 METAL_VECTORS(uint)
 METAL_VECTORS(long)
 METAL_VECTORS(ulong)
-METAL_VECTORS(bool)
 #undef METAL_VECTORS
+// A comparison of float or int vectors gives one of ints; clang's vectors of bool have no swizzles.
+typedef int2 bool2;
+typedef int3 bool3;
+typedef int4 bool4;
 
 // packed_float4 and the like: the alignment of one element.
 template <class T, int N>
@@ -40,12 +43,6 @@ struct packed {
     for (int i = 0; i < N; i++) v[i] = element[i];
     return v;
   }
-#ifdef METAL_STRICT
-  operator vec<T, N>() const device;
-  operator vec<T, N>() const threadgroup;
-  device T& operator[](int i) device;
-  const device T& operator[](int i) const device;
-#endif
   METAL_INLINE T& operator[](int i) {
     return element[i];
   }
