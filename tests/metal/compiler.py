@@ -37,6 +37,8 @@ def folder() -> Path:
     chosen = os.environ.get("METAL_CACHE")
     path = Path(chosen) if chosen else Path(tempfile.gettempdir()) / f"metal-emulator-{os.getuid()}"
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if path.stat().st_uid != os.getuid():
+        raise CompilerError(f"{path} belongs to somebody else: name another folder for compiled kernels in METAL_CACHE")
     return path
 
 
@@ -46,12 +48,13 @@ def _commands() -> tuple[list[str], list[str]]:
     chosen = os.environ.get("METAL_CXX")
     if chosen:
         return shlex.split(chosen), shlex.split(chosen)
-    if importlib.util.find_spec("ziglang") is None:
+    package = importlib.util.find_spec("ziglang")
+    if package is None or package.origin is None:
         raise CompilerError(
             "no C++ compiler for Metal kernels: pip install ziglang, or name a clang (19 or newer) in METAL_CXX"
         )
-    zig = [sys.executable, "-m", "ziglang"]
-    return [*zig, "clang"], [*zig, "c++", "-fno-sanitize=undefined"]
+    zig = str(Path(package.origin).parent / "zig")
+    return [zig, "clang"], [zig, "c++", "-fno-sanitize=undefined"]
 
 
 def _run(arguments: list[str]) -> subprocess.CompletedProcess[str]:
@@ -75,7 +78,8 @@ def _must_run(arguments: list[str]) -> None:
 def _sources() -> bytes:
     """Everything of ours that goes into a compilation."""
     files = sorted(path for place in (SHIM, RUNTIME) for path in place.rglob("*") if path.is_file())
-    return b"".join(path.read_bytes() for path in [*files, Path(__file__), HERE / "instrument.py"])
+    files += [Path(__file__), HERE / "instrument.py"]
+    return b"".join(path.read_bytes() for path in files)
 
 
 def digest(*parts: str) -> str:
@@ -140,14 +144,13 @@ _CHECKED = [
 
 def to_ir(source: Path, out: Path, check: bool) -> None:
     """C++ to the compiler's intermediate language, optimised and with the sanitizers' calls in it."""
-    mode = _CHECKED if check else ["-O2", "-fno-vectorize", "-fno-slp-vectorize"]
+    mode = _CHECKED if check else ["-O1"]
     _must_run([*_commands()[0], *_KERNEL, *mode, "-S", "-emit-llvm", str(source), "-o", str(out)])
 
 
-def from_ir(source: Path, out: Path, check: bool) -> None:
+def from_ir(source: Path, out: Path) -> None:
     """The rest of the way to machine code."""
-    level = "-O1" if check else "-O2"
-    _must_run([*_commands()[0], level, "-w", "-fPIC", *_MACHINE, "-c", "-x", "ir", str(source), "-o", str(out)])
+    _must_run([*_commands()[0], "-O1", "-w", "-fPIC", *_MACHINE, "-c", "-x", "ir", str(source), "-o", str(out)])
 
 
 def complaints(source: Path, options: list[str]) -> list[str]:

@@ -49,8 +49,8 @@ class Site:
 class Instrumented:
     text: str
     sites: list[Site] = field(default_factory=lambda: [Site(SOURCE, 0)])
-    variables: list[str] = field(default_factory=list)
-    """Names of the threadgroup variables, in the order of their table."""
+    variables: list[tuple[str, int]] = field(default_factory=list)
+    """The threadgroup variables, in the order of their table: name, and bytes of an element."""
 
 
 class _Places:
@@ -145,6 +145,12 @@ def _readable(symbol: str) -> str:
     return symbol.lstrip("@")
 
 
+def _element_bytes(type_: str) -> int:
+    """Of `[8 x float]` and the like; 1 where it is not a matter of one scalar type."""
+    scalar = type_.rstrip("]>").split(" x ")[-1]
+    return {"float": 4, "i32": 4, "half": 2, "bfloat": 2, "i16": 2, "i64": 8}.get(scalar, 1)
+
+
 def _globals(module: str, out: Instrumented) -> str:
     variables: list[tuple[str, str]] = []
     constants: list[tuple[str, str]] = []
@@ -154,7 +160,7 @@ def _globals(module: str, out: Instrumented) -> str:
         type_, after = _split_type(rest)
         if _SECTION.search(after):
             variables.append((symbol, type_))
-            out.variables.append(_readable(symbol))
+            out.variables.append((_readable(symbol), _element_bytes(type_)))
             after = after[after.index(", section") :]
             return f"{symbol} = {qualifiers}global {{ {type_}, [{REDZONE} x i8] }} zeroinitializer{after}"
         if kind == "constant" and "external" not in qualifiers and not symbol.startswith("@llvm."):
