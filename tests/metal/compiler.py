@@ -136,9 +136,8 @@ _KERNEL = [
 ]  # fmt: skip
 _CHECKED = [
     "-O1",
-    "-fsanitize=thread,array-bounds,alignment,shift-exponent,integer-divide-by-zero,signed-integer-overflow,"
-    "float-cast-overflow",
-    "-mllvm", "-tsan-instrument-func-entry-exit=0",
+    "-fsanitize=thread,array-bounds,shift-exponent,integer-divide-by-zero,signed-integer-overflow,float-cast-overflow",
+    "-mllvm", "-tsan-instrument-func-entry-exit=0", "-mllvm", "-tsan-instrument-read-before-write=1",
 ]  # fmt: skip
 
 
