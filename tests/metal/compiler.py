@@ -37,6 +37,8 @@ def folder() -> Path:
     chosen = os.environ.get("METAL_CACHE")
     path = Path(chosen) if chosen else Path(tempfile.gettempdir()) / f"metal-emulator-{os.getuid()}"
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if path.stat().st_uid != os.getuid():
+        raise CompilerError(f"{path} belongs to somebody else: name another folder for compiled kernels in METAL_CACHE")
     return path
 
 
@@ -46,12 +48,13 @@ def _commands() -> tuple[list[str], list[str]]:
     chosen = os.environ.get("METAL_CXX")
     if chosen:
         return shlex.split(chosen), shlex.split(chosen)
-    if importlib.util.find_spec("ziglang") is None:
+    package = importlib.util.find_spec("ziglang")
+    if package is None or package.origin is None:
         raise CompilerError(
             "no C++ compiler for Metal kernels: pip install ziglang, or name a clang (19 or newer) in METAL_CXX"
         )
-    zig = [sys.executable, "-m", "ziglang"]
-    return [*zig, "clang"], [*zig, "c++", "-fno-sanitize=undefined"]
+    zig = str(Path(package.origin).parent / "zig")
+    return [zig, "clang"], [zig, "c++", "-fno-sanitize=undefined"]
 
 
 def _run(arguments: list[str]) -> subprocess.CompletedProcess[str]:
@@ -75,7 +78,8 @@ def _must_run(arguments: list[str]) -> None:
 def _sources() -> bytes:
     """Everything of ours that goes into a compilation."""
     files = sorted(path for place in (SHIM, RUNTIME) for path in place.rglob("*") if path.is_file())
-    return b"".join(path.read_bytes() for path in [*files, Path(__file__), HERE / "instrument.py"])
+    files += [Path(__file__), HERE / "instrument.py"]
+    return b"".join(path.read_bytes() for path in files)
 
 
 def digest(*parts: str) -> str:
@@ -112,15 +116,18 @@ def shared_library(objects: list[Path], out: Path) -> None:
     _must_run([*_commands()[1], "-shared", "-nostdlib", *undefined, *map(str, objects), "-o", str(out)])
 
 
+def compile_runtime(out: Path, options: list[str]) -> None:
+    """The runtime as an object file; `options` say for which machine."""
+    fixed = ["-std=c++17", "-O2", "-Wall", "-Werror", *_COMMON]
+    _must_run([*_commands()[1], *options, *fixed, "-c", str(RUNTIME / "runtime.cpp"), "-o", str(out)])
+
+
 def runtime() -> Path:
     """The runtime as a shared library."""
 
     def make(out: Path) -> None:
         compiled = out.with_suffix(".o")
-        options = ["-std=c++17", "-O2", *_COMMON, *_MACHINE]
-        if not os.environ.get("METAL_CXX") and _MACHINE:
-            options = [option.replace("x86-64-v3", "x86_64_v3") for option in options]  # zig's spelling
-        _must_run([*_commands()[1], *options, "-c", str(RUNTIME / "runtime.cpp"), "-o", str(compiled)])
+        compile_runtime(compiled, [])
         shared_library([compiled], out)
 
     return cached(f"runtime-{digest()}.so", make)
@@ -132,22 +139,20 @@ _KERNEL = [
 ]  # fmt: skip
 _CHECKED = [
     "-O1",
-    "-fsanitize=thread,array-bounds,alignment,shift-exponent,integer-divide-by-zero,signed-integer-overflow,"
-    "float-cast-overflow",
-    "-mllvm", "-tsan-instrument-func-entry-exit=0",
+    "-fsanitize=thread,array-bounds,shift-exponent,integer-divide-by-zero,signed-integer-overflow,float-cast-overflow",
+    "-mllvm", "-tsan-instrument-func-entry-exit=0", "-mllvm", "-tsan-instrument-read-before-write=1",
 ]  # fmt: skip
 
 
 def to_ir(source: Path, out: Path, check: bool) -> None:
     """C++ to the compiler's intermediate language, optimised and with the sanitizers' calls in it."""
-    mode = _CHECKED if check else ["-O2", "-fno-vectorize", "-fno-slp-vectorize"]
+    mode = _CHECKED if check else ["-O1"]
     _must_run([*_commands()[0], *_KERNEL, *mode, "-S", "-emit-llvm", str(source), "-o", str(out)])
 
 
-def from_ir(source: Path, out: Path, check: bool) -> None:
+def from_ir(source: Path, out: Path) -> None:
     """The rest of the way to machine code."""
-    level = "-O1" if check else "-O2"
-    _must_run([*_commands()[0], level, "-w", "-fPIC", *_MACHINE, "-c", "-x", "ir", str(source), "-o", str(out)])
+    _must_run([*_commands()[0], "-O1", "-w", "-fPIC", *_MACHINE, "-c", "-x", "ir", str(source), "-o", str(out)])
 
 
 def complaints(source: Path, options: list[str]) -> list[str]:

@@ -6,6 +6,7 @@ import ctypes
 import ctypes.util
 import json
 import mmap
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -30,6 +31,7 @@ REDUCTIONS = ("tree", "forward", "backward")
 INPUT, OUTPUT, INITIALISED_OUTPUT = range(3)
 
 _KINDS = list(Kind)
+_ONE_AT_A_TIME = threading.Lock()
 
 
 class _Variable(ctypes.Structure):
@@ -106,7 +108,8 @@ class Library:
         loaded = ctypes.CDLL(str(path))
         described = json.loads(ctypes.string_at(ctypes.addressof(ctypes.c_char.in_dll(loaded, "metal_description"))))
         self.sites = [Site(*site) for site in described["sites"]]
-        self.variable_names: list[str] = described["variables"]
+        self.variable_names: list[str] = [name for name, _ in described["variables"]]
+        self.variable_granules: list[int] = [granule for _, granule in described["variables"]]
         self.entry = ctypes.cast(loaded.metal_entry, ctypes.c_void_p)
         self.variables = self._table(loaded, "metal_variables")
         self.constants = self._table(loaded, "metal_constants")
@@ -132,7 +135,7 @@ def load(text: str, check: bool) -> Library:
         source.write_text(text, encoding="utf-8")
         compiler.to_ir(source, module, check)
         module.write_text(instrument(module.read_text(encoding="utf-8")), encoding="utf-8")
-        compiler.from_ir(module, compiled, check)
+        compiler.from_ir(module, compiled)
         compiler.shared_library([compiled], out)
 
     return Library(compiler.cached(f"kernel-{compiler.digest(text, str(check))}.so", make))
@@ -201,7 +204,7 @@ def _finding(report: _Report, library: Library, memories: Sequence[Memory]) -> F
     in_threadgroup |= kind is Kind.OUT_OF_BOUNDS and report.detail == 1
     space, granule = "", 1
     if in_threadgroup:
-        space = f"{library.variable_names[report.space]} + "
+        space, granule = library.variable_names[report.space], library.variable_granules[report.space]
     elif report.space < len(memories):
         space, granule = memories[report.space].name, memories[report.space].granule
     return Finding(
@@ -254,7 +257,8 @@ def run(
         threadgroup_shadow=shadow.ctypes.data,
         entry=library.entry,
     )
-    _runtime().metal_dispatch(ctypes.byref(dispatch), order)
+    with _ONE_AT_A_TIME:
+        _runtime().metal_dispatch(ctypes.byref(dispatch), order)
     return Outcome(
         findings=[_finding(report, library, memories) for report in reports[: dispatch.reports]],
         traffic={
