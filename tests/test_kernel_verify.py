@@ -404,7 +404,7 @@ MUTANTS = [
     ("verify_rejection", "(Q != 0 && judges ?", "(Q != 0 ?", CHECKER, "a bonus token from a residual"),
     ("verify_rejection", "q_draft < p_draft", "q_draft <= p_draft", VALUES, "a coin that may equal p"),
     ("verify_rejection", "best = whole;", "", VALUES, "nothing left of p"),
-    ("drafts", "low = middle + 1", "low = middle + 2", VALUES, "a search that skips"),
+    ("drafts", "(ids[middle]) < id", "(ids[middle]) <= id", VALUES, "a search that misses"),
     ("scores", "a.id < b.id", "a.id > b.id", VALUES, "a tie to the highest id"),
     ("scores", "first ? b.key : a.key", "-INFINITY", VALUES, "the second best forgotten"),
     ("scores", "int(id) <= scale.last_tied", "int(id) < scale.last_tied", VALUES, "the last tied token"),
