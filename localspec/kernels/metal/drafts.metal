@@ -17,8 +17,8 @@ inline uint place_of(Ids ids, uint count, uint id) {
 }
 
 // q of an id below the vocabulary's size in a row of `width` columns: one for each id, or for those in `ids`.
-template <typename Q, typename Ids>
-inline float q_of(Q q, Ids ids, bool reduced, uint row, uint width, uint id) {
+template <typename Columns, typename Ids>
+inline float q_of(Columns q, Ids ids, bool reduced, uint row, uint width, uint id) {
     uint column = reduced ? place_of(ids, width, id) : id;
     return column < width ? static_cast<float>(q[size_t(row) * width + column]) : 0.0f;
 }
