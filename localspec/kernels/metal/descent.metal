@@ -51,23 +51,36 @@ inline Edge edge_of(
                 }
             }
         }
-        for (uint digit = 0; digit < 16; digit++) {
-            float sum = tree_sum(weights[digit]);
-            if (crew.lane == 0) {
-                bins[digit * 32 + crew.group] = sum;
+        // Lanes halve what they hold: in the end lanes 2d and 2d + 1 have the simdgroup's sum of digit d.
+        for (uint span = 8; span > 0; span /= 2) {
+            bool upper = (crew.lane & (2 * span)) != 0;
+            for (uint i = 0; i < span; i++) {
+                float given = upper ? weights[i] : weights[i + span];
+                float own = upper ? weights[i + span] : weights[i];
+                weights[i] = own + simd_shuffle_xor(given, ushort(2 * span));
             }
         }
+        float held = weights[0] + simd_shuffle_xor(weights[0], ushort(1));
         mask = simd_or(mask);
+        if (crew.lane % 2 == 0) {
+            bins[crew.group * 16 + crew.lane / 2] = held;
+        }
         if (crew.lane == 0) {
             masks[crew.group] = mask;
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
         mask = simd_or(crew.lane < crew.groups ? masks[crew.lane] : 0u);
+        // Each simdgroup adds the simdgroups' sums up, lane d those of digit d, all in the same order.
+        held = 0.0f;
+        for (uint group = 0; group < crew.groups; group++) {
+            held += bins[group * 16 + crew.lane % 16];
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
         float above = edge.above;
         uint chosen = 0;
         bool any = false;
         for (uint digit = 16; digit-- > 0;) {
-            float sum = tree_sum(crew.lane < crew.groups ? bins[digit * 32 + crew.lane] : 0.0f);
+            float sum = simd_shuffle(held, ushort(digit));
             bool there = (mask & (1u << digit)) != 0;
             if (there && (!any || above < target)) {
                 any = true;
@@ -78,7 +91,6 @@ inline Edge edge_of(
             above += sum;
         }
         edge.key = (edge.key << 4) | chosen;
-        threadgroup_barrier(mem_flags::mem_threadgroup);
     }
     return edge;
 }
