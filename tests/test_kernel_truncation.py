@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kernel_rows import KINDS, REDUCTIONS, SCHEDULES, float64, log_sum, logits_of, near, planted, sum_bound
 from metal.emulator import MetalError, emulated
 
-from localspec.kernels import truncation
+from localspec.kernels import traffic_verify, truncation
 from localspec.kernels.launch import threads_for
 from localspec.kernels.truncation import Cutoff, cutoff, cutoff_reference
 from localspec.sampling import distribution
@@ -170,6 +170,14 @@ def test_rows_that_are_no_use() -> None:
 def test_self_test_agrees() -> None:
     with emulated(check=False):
         assert truncation.KERNEL.self_test() is None
+
+
+def test_traffic_is_counted_right() -> None:
+    """The bytes of logits that the emulator sees read."""
+    logits = logits_of("normal", 3, 1003, mx.float32)
+    with emulated() as device:
+        check(logits, {"top_p": 0.9})
+    assert device.dispatches[-1].traffic["logits"].read == traffic_verify.top_p(3, 1003, 4).kernel_bytes
 
 
 MUTANTS = [

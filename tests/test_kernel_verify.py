@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
@@ -26,9 +27,10 @@ from kernel_rows import (
 from metal.emulator import MetalError, emulated
 from odds import FALSE_ALARM, chi_square
 
-from localspec.kernels import verify
+from localspec.kernels import traffic_verify, verify
 from localspec.kernels.kernel import source
 from localspec.kernels.launch import threads_for
+from localspec.kernels.traffic import Entry
 from localspec.kernels.truncation import Cutoff, cutoff_reference
 from localspec.kernels.verify import coupled, rejection
 from localspec.kernels.verify_reference import Coupled, Judged, coupled_reference, rejection_reference
@@ -62,14 +64,16 @@ def judge_coupled(
     return found
 
 
-def q_of(kind: int, drafts: int, size: int) -> Any:
-    """One-hot, dense, or of every third token; where there are few, it often knows the drafts only."""
+def q_of(kind: int, drafts: np.ndarray, size: int) -> Any:
+    """One-hot, dense, or of the drafts and every third token. Each draft has half of the mass, at the least."""
     if kind == 0:
         return None
-    width = size if kind == 1 else -(-size // 3)
-    random = np.random.default_rng([kind, drafts, size])
-    q = mx.softmax(mx.array((3 * random.standard_normal((drafts, width))).astype(np.float32)), axis=-1)
-    return q if kind == 1 else (q, mx.arange(width, dtype=mx.int32) * 3)
+    ids = np.arange(size) if kind == 1 else np.unique(np.concatenate([drafts % size, np.arange(0, size, 3)]))
+    random = np.random.default_rng([kind, len(drafts), size])
+    weights = np.exp(3 * random.standard_normal((len(drafts), len(ids))))
+    q = (weights / weights.sum(axis=-1, keepdims=True) + (ids == drafts[:, None])) / 2
+    values = mx.array(q.astype(np.float32))
+    return values if kind == 1 else (values, mx.array(ids.astype(np.int32)))
 
 
 def judge_rejection(
@@ -79,7 +83,7 @@ def judge_rejection(
     rows, size = logits.shape
     exact = Exact.of(logits, cutoff, temperature)
     drafts = np.where(np.arange(rows - 1) % 2 == 0, exact.scores[:-1].argmax(axis=-1), 0)
-    q = q_of(kind, rows - 1, size)
+    q = q_of(kind, drafts, size)
     found = rejection(
         logits, cutoff, mx.array(drafts), q, temperature=temperature, noise=Noise(SEED), position=position
     )
@@ -173,7 +177,9 @@ def test_rejection(dtype: mx.Dtype, kind_of_q: int) -> None:
         for i, (rows, size, kind, temperature) in enumerate(CASES):
             if rows > 1:
                 logits = logits_of(kind, rows, size, dtype, seed=i)
-                limits = None if (kind_of_q + DTYPES.index(dtype)) % 2 else cutoff_reference(logits, top_p=0.9, min_p=0.01)
+                limits = (
+                    None if (kind_of_q + DTYPES.index(dtype)) % 2 else cutoff_reference(logits, top_p=0.9, min_p=0.01)
+                )
                 judge_rejection(logits, kind_of_q, limits, temperature=temperature)
 
 
@@ -266,7 +272,7 @@ def test_rows_that_are_no_use() -> None:
         with emulated():
             found = coupled(logits, None, drafts=drafts, **how)
             alone = coupled(logits[2:3], None, **{**how, "position": 7})
-            judged = rejection(logits, None, drafts, q_of(1, 5, 37), **how)
+            judged = rejection(logits, None, drafts, q_of(1, np.zeros(5, int), 37), **how)
         for one in (found, judged):
             assert np.isfinite(np.array(one.normalizer)).tolist() == usable
             assert max(one.tokens.tolist()) < 37
@@ -306,7 +312,7 @@ def test_ids_outside_the_vocabulary_are_not_accepted() -> None:
     with emulated():
         assert coupled(logits, None, drafts=mx.array([9]), **how).accepted.item() == 0
         for kind in (0, 1, 2):
-            assert rejection(logits, None, mx.array([9]), q_of(kind, 1, 9), **how).accepted.item() == 0
+            assert rejection(logits, None, mx.array([9]), q_of(kind, np.array([9]), 9), **how).accepted.item() == 0
 
 
 def emitted(reduced: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -347,6 +353,22 @@ def test_self_test_agrees() -> None:
         assert verify.KERNEL.self_test() is None
 
 
+@pytest.mark.parametrize(
+    ("name", "count", "times"), [("coupled", traffic_verify.coupled, 2), ("rejection", traffic_verify.rejection, 3)]
+)
+def test_traffic_is_counted_right(name: str, count: Callable[[int, int, int], Entry], times: int) -> None:
+    """The bytes of logits that the emulator sees read, but for single tokens looked up again."""
+    logits = logits_of("normal", 3, 1003, mx.float32)
+    with emulated() as device:
+        if name == "coupled":
+            judge_coupled(logits)
+        else:
+            judge_rejection(logits, 0)
+    read = device.dispatches[-1].traffic["logits"].read
+    assert times * logits.nbytes <= read <= times * logits.nbytes + 3 * 4 * 4
+    assert count(3, 1003, 4).kernel_bytes in (times * logits.nbytes, times * logits.nbytes + 2 * 1003 * 4)
+
+
 CHECKER, VALUES = MetalError, AssertionError
 LOADED = "    float total = 0.0f;"
 MUTANTS = [
@@ -366,7 +388,7 @@ MUTANTS = [
     (
         "verify_coupled",
         LOADED,
-        "float4 four = *(const device float4*)x; float total = four.x * 0.0f;",
+        "float4 four = *(const device float4*)x; float total = (four.x + four.y + four.z + four.w) * 0.0f;",
         CHECKER,
         "a load",
     ),
@@ -402,6 +424,7 @@ def everything() -> None:
         judge_coupled(logits_of("normal", 2, 6001, mx.float32), temperature=1e4)
         for kind in (0, 1, 2):
             judge_rejection(normal, kind)
+            judge_rejection(logits_of("peaked", 7, 1003, mx.float32), kind, temperature=8.0)  # p of the peak: 0.6
         judge_rejection(logits_of("single", 3, 1003, mx.float32), 0)
     test_ties_go_to_the_lowest_id()
     test_a_draft_that_neither_had_is_not_accepted()

@@ -43,7 +43,7 @@ def coupled(
         template=[("CUTOFF", cutoff is not None)],
         **_shape(rows, size, [mx.uint32, mx.float32, mx.float32, mx.float32, mx.int32, mx.float32]),
     )
-    return Coupled(tokens, log_p, logprob, normalizer, gap, mx.minimum(mx.min(stops), count))
+    return Coupled(tokens, log_p, logprob, normalizer, gap, mx.min(stops))
 
 
 def rejection(

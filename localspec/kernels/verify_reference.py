@@ -73,7 +73,7 @@ def coupled_reference(
     """Judge drafts by the coupled rule (`acceptance.accept_coupled`), or choose tokens where there are none.
 
     logits: [rows, vocabulary], any float dtype; row i decides position + i. cutoff: None where nothing is filtered, not
-    read at temperature 0. drafts: ids [n], n at most the number of rows; draft i is judged by row i.
+    read at temperature 0. drafts: ids [n], fewer than rows; draft i is judged by row i.
     """
     rows, size = logits.shape
     p = cut_distribution(logits, cutoff, temperature)

@@ -41,15 +41,6 @@
     }
     total = crew_sum(total, crew, shared);
 
-    float draft_score = -INFINITY;
-    float q_draft = 1.0f;
-    if (draft < size) {
-        draft_score = score_of(static_cast<float>(x[draft]), draft, scale);
-        if (Q != 0) {
-            q_draft = q_of(q, q_ids, Q == 2, row, width, draft);
-        }
-    }
-
     if (!greedy) {
         Best whole = nobody();  // of p; `best` is of the residual
         for (uint first = 0; first < size; first += 2 * crew.count) {
@@ -89,6 +80,16 @@
     }
 
     if (crew.index == 0) {
+        float draft_score = -INFINITY;
+        float draft_logit = -INFINITY;
+        float q_draft = 1.0f;
+        if (draft < size) {
+            draft_logit = static_cast<float>(x[draft]);
+            draft_score = score_of(draft_logit, draft, scale);
+            if (Q != 0) {
+                q_draft = q_of(q, q_ids, Q == 2, row, width, draft);
+            }
+        }
         uint token = best.id < size ? best.id : 0;
         float p_draft = greedy ? (draft == token ? 1.0f : 0.0f) : metal::exp(draft_score) / total;
         float coin = uniform_of(random_words(seed, COIN_STREAM, words[2] * ROUND_LENGTH + row, 0).x);
@@ -99,7 +100,7 @@
         log_p[row] = greedy ? 0.0f : score_of(logit, token, scale) - log_total;
         logprob[row] = logit - scale.normalizer;
         draft_log_p[row] = greedy ? (draft == token ? 0.0f : -INFINITY) : draft_score - log_total;
-        draft_logprob[row] = draft < size ? static_cast<float>(x[draft]) - scale.normalizer : -INFINITY;
+        draft_logprob[row] = draft_logit - scale.normalizer;
         normalizer[row] = scale.normalizer;
         stops[row] = passed ? 0x7FFFFFFF : int(row);
     }
