@@ -116,15 +116,18 @@ def shared_library(objects: list[Path], out: Path) -> None:
     _must_run([*_commands()[1], "-shared", "-nostdlib", *undefined, *map(str, objects), "-o", str(out)])
 
 
+def compile_runtime(out: Path, options: list[str]) -> None:
+    """The runtime as an object file; `options` say for which machine."""
+    fixed = ["-std=c++17", "-O2", "-Wall", "-Werror", *_COMMON]
+    _must_run([*_commands()[1], *options, *fixed, "-c", str(RUNTIME / "runtime.cpp"), "-o", str(out)])
+
+
 def runtime() -> Path:
     """The runtime as a shared library."""
 
     def make(out: Path) -> None:
         compiled = out.with_suffix(".o")
-        options = ["-std=c++17", "-O2", *_COMMON, *_MACHINE]
-        if not os.environ.get("METAL_CXX") and _MACHINE:
-            options = [option.replace("x86-64-v3", "x86_64_v3") for option in options]  # zig's spelling
-        _must_run([*_commands()[1], *options, "-c", str(RUNTIME / "runtime.cpp"), "-o", str(compiled)])
+        compile_runtime(compiled, [])
         shared_library([compiled], out)
 
     return cached(f"runtime-{digest()}.so", make)
@@ -136,9 +139,8 @@ _KERNEL = [
 ]  # fmt: skip
 _CHECKED = [
     "-O1",
-    "-fsanitize=thread,array-bounds,alignment,shift-exponent,integer-divide-by-zero,signed-integer-overflow,"
-    "float-cast-overflow",
-    "-mllvm", "-tsan-instrument-func-entry-exit=0",
+    "-fsanitize=thread,array-bounds,shift-exponent,integer-divide-by-zero,signed-integer-overflow,float-cast-overflow",
+    "-mllvm", "-tsan-instrument-func-entry-exit=0", "-mllvm", "-tsan-instrument-read-before-write=1",
 ]  # fmt: skip
 
 

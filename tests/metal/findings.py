@@ -132,6 +132,8 @@ def _text(finding: Finding) -> str:
             return f"thread {finding.thread}, the barrier is on {where}"
         case Kind.UNDEFINED:
             return f"{UNDEFINED[UNDEFINED_CODES[finding.detail]]} {by}"
+        case Kind.MISALIGNED:
+            return f"{finding.access} of what must start at a multiple of {finding.detail} bytes, {by}"
         case Kind.CRASH:
             return f"signal {finding.detail}, after {where}, in thread {finding.thread}"
         case _:

@@ -21,6 +21,7 @@ _CALL = re.compile(r"^(\s*)((?:%[\w.]+ = )?(?:tail |musttail |notail )?call )(.*
 _PLACE = re.compile(r"!dbg !(\d+)")
 _GLOBAL = re.compile(r"^(@\S+) = (.*?)\b(global|constant) (.*)$", re.MULTILINE)
 _SECTION = re.compile(r'section "(?:__DATA,)?tgmem"')
+_ALIGNMENT = re.compile(r"\b(?:load|store) .*, align (\d+)")
 _ACCESS = re.compile(r"(?:unaligned_)?(read_write|read|write)(\d+)$")
 
 UNDEFINED = {
@@ -84,18 +85,17 @@ class _Places:
         return found or Site(SOURCE, 0)
 
 
-def _checked_call(family: str, name: str, arguments: str, site: int) -> str | None:
-    """The call in place of a sanitizer's; None: the line goes."""
+def _checked_call(family: str, name: str, arguments: str, site: int, access_line: str) -> str | None:
+    """The call in place of a sanitizer's; None: the line goes. `access_line`: the one after it, with the access."""
     if family == "metal_":
-        return f"{name}({re.sub(r'i32( noundef)? 0$', f'i32 {site}', arguments)})"
+        return f"{name}({arguments.rpartition(',')[0]}, i32 {site})"
     if family == "__tsan_":
         if access := _ACCESS.match(name):
-            return f"{access[1]}({arguments}, i32 {access[2]}, i32 {site})"
+            aligned = _ALIGNMENT.search(access_line)
+            return f"{access[1]}({arguments}, i32 {access[2]}, i32 {aligned[1] if aligned else 1}, i32 {site})"
         if name in ("memcpy", "memmove", "memset"):
             return f"{name}({arguments}, i32 {site})"
         return None
-    if name.startswith(("type_mismatch", "alignment_assumption")):
-        return f"misaligned(i32 {site})"
     if name.startswith("out_of_bounds"):
         return f"bad_index(i32 {site})"
     code = UNDEFINED_CODES.index(name.removesuffix("_abort"))
@@ -104,14 +104,13 @@ def _checked_call(family: str, name: str, arguments: str, site: int) -> str | No
 
 _HOOKS_WITH_SITE = {"simd", "threadgroup_barrier", "simdgroup_barrier", "atomic"}
 _DECLARATIONS = """
-declare void @metal_read(ptr, i32, i32)
-declare void @metal_write(ptr, i32, i32)
-declare void @metal_read_write(ptr, i32, i32)
+declare void @metal_read(ptr, i32, i32, i32)
+declare void @metal_write(ptr, i32, i32, i32)
+declare void @metal_read_write(ptr, i32, i32, i32)
 declare ptr @metal_memcpy(ptr, ptr, i64, i32)
 declare ptr @metal_memmove(ptr, ptr, i64, i32)
 declare ptr @metal_memset(ptr, i32, i64, i32)
 declare void @metal_undefined(i32, i32)
-declare void @metal_misaligned(i32)
 declare void @metal_bad_index(i32)
 """
 
@@ -183,7 +182,8 @@ def instrument(module: str) -> str:
     out = Instrumented("")
     places = _Places(module)
     lines = []
-    for line in module.split("\n"):
+    all_lines = module.split("\n")
+    for line, next_line in zip(all_lines, [*all_lines[1:], ""], strict=True):
         call = _CALL.match(line)
         if call is None or (call[4] == "metal_" and call[5] not in _HOOKS_WITH_SITE):
             lines.append(line)
@@ -191,7 +191,7 @@ def instrument(module: str) -> str:
         indent, start, type_, family, name, arguments, rest = call.groups()
         place = _PLACE.search(rest)
         out.sites.append(places.site(place[1]) if place else Site(SOURCE, 0))
-        replaced = _checked_call(family, name, arguments, len(out.sites) - 1)
+        replaced = _checked_call(family, name, arguments, len(out.sites) - 1, next_line)
         if replaced is not None:
             lines.append(f"{indent}{start}{type_}@metal_{replaced}{rest}")
     out.text = _globals("\n".join(lines), out) + _DECLARATIONS + _description(out)

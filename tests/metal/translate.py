@@ -113,18 +113,30 @@ def without_entry(function: Function) -> str:
     )
 
 
+def _opencl_parameter(argument: Argument) -> tuple[str, str]:
+    """A parameter that a kernel of C++ for OpenCL may have, and the declaration in its body that it may need."""
+    given = f"{argument.name}_given"
+    if argument.reference:
+        return f"const {argument.type.replace('bool', 'uchar')} {given}", f"const {argument.type} {argument.name} = {given};"
+    if atomic := re.fullmatch(r"atomic<(\w+)>", argument.type):
+        pointer = f"{argument.space} {argument.type}*"
+        return f"{argument.space} {atomic[1]}* {given}", f"{pointer} {argument.name} = ({pointer}){given};"
+    return argument.declaration, ""
+
+
 def declarations(function: Function) -> str:
     """The function as a kernel of C++ for OpenCL, where none is a template and none takes a reference."""
-    parameters = [
-        f"const {argument.type} {argument.name}" if argument.reference else argument.declaration
-        for argument in function.arguments
-    ]
+    parameters, locals_ = [], []
+    for argument in function.arguments:
+        parameter, local = _opencl_parameter(argument)
+        parameters.append(parameter)
+        locals_.append(local)
     parameters += [f"{ATTRIBUTES[attribute]} {attribute}" for attribute in function.attributes]
     return (
         "#include <mlx.h>\n"
         f'#line 1 "{HEADER}"\n{_cplusplus(function.header)}\n'
         f'#line 1 "{ENTRY}"\n{_template_as_names(function)}'
-        f"__kernel void {function.name}({', '.join(parameters)}) {{\n"
+        f"__kernel void {function.name}({', '.join(parameters)}) {{\n{''.join(locals_)}\n"
         f'#line 1 "{SOURCE}"\n{_cplusplus(function.body)}\n'
         f'#line 100 "{ENTRY}"\n}}\n'
     )

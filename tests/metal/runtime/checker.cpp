@@ -160,6 +160,13 @@ static void check(const volatile void* where, u32 size, Access access, int site,
   stop();
 }
 
+// The access itself would be a fault of the processor, or not: the kernel ends here.
+static void check_alignment(const void* address, u32 alignment, Access access, int site) {
+  if ((u64)address % alignment == 0 || !job || !job->check || !current) return;
+  report(MISALIGNED, NO_BUFFER, 0, alignment, site, 0, current->thread.index, 0, access, READ);
+  stop();
+}
+
 void report_unwritten() {
   for (u32 b = 0; b < job->buffers; b++) {
     Buffer& buffer = job->buffer[b];
@@ -174,17 +181,19 @@ void report_unwritten() {
 }
 
 extern "C" {
-void metal_read(const void* address, u32 size, int site) {
+void metal_read(const void* address, u32 size, u32 alignment, int site) {
+  check_alignment(address, alignment, READ, site);
   check(address, size, READ, site, true);
 }
 
-void metal_write(const void* address, u32 size, int site) {
+void metal_write(const void* address, u32 size, u32 alignment, int site) {
+  check_alignment(address, alignment, WRITE, site);
   check(address, size, WRITE, site, false);
 }
 
-void metal_read_write(const void* address, u32 size, int site) {
-  check(address, size, READ, site, true);
-  check(address, size, WRITE, site, false);
+void metal_read_write(const void* address, u32 size, u32 alignment, int site) {
+  metal_read(address, size, alignment, site);
+  metal_write(address, size, alignment, site);
 }
 
 // A read-modify-write is one access: it has no moment between its read and its write.
@@ -216,13 +225,7 @@ void metal_undefined(u32 what, int site) {
   report(UNDEFINED, NO_BUFFER, 0, what, site, 0, current->thread.index, 0, READ, READ);
 }
 
-// What comes after these two is a fault of the processor, or is compiled away: the kernel ends here.
-void metal_misaligned(int site) {
-  if (!job || !job->check || !current) return;
-  report(MISALIGNED, NO_BUFFER, 0, 0, site, 0, current->thread.index, 0, READ, READ);
-  stop();
-}
-
+// What comes after it may be compiled away: the kernel ends here.
 void metal_bad_index(int site) {
   if (!job || !job->check || !current) return;
   report(OUT_OF_BOUNDS, NO_BUFFER, 0, 2, site, 0, current->thread.index, 0, READ, READ);

@@ -263,6 +263,7 @@ static void start_threadgroup(u32 number, const u32* groups) {
   for (u32 i = 0; i < group_size; i++) {
     Fiber& fiber = fibers[i];
     fiber.state = READY;
+    fiber.site = 0;
     fiber.low = job->stacks + STACK * i;
     fiber.high = fiber.low + STACK;
     *(u64*)fiber.low = CANARY;

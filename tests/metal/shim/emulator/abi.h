@@ -38,10 +38,11 @@ struct MetalVariable {
   unsigned long long size;
 };
 
-// The compiler neither moves such a call into a branch nor makes one of two of them.
+// The compiler neither moves such a call into a branch, nor makes one of two of them: their places differ.
 #define METAL_CALL __attribute__((convergent, nomerge))
+#define METAL_HERE __builtin_LINE() * 1024 + __builtin_COLUMN()
 
-// `site` numbers the place of the call in the kernel; the emulator fills it in after compilation (instrument.py).
+// `site` tells the places of calls apart; the emulator puts its own numbers there after compilation (instrument.py).
 extern "C" {
 void metal_simd(void* value, unsigned size, unsigned argument, MetalOperation operation, int site) METAL_CALL;
 void metal_threadgroup_barrier(unsigned flags, int site) METAL_CALL;

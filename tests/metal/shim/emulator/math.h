@@ -3,12 +3,11 @@
 #pragma once
 namespace metal {
 
-#define METAL_OF_VECTOR(name)                        \
-  template <int N>                                   \
-  METAL_INLINE vec<float, N> name(vec<float, N> v) { \
-    vec<float, N> result;                            \
-    for (int i = 0; i < N; i++) result[i] = name((float)v[i]); \
-    return result;                                   \
+#define METAL_UNARY_OF(V, N, name)                      \
+  METAL_INLINE V name(V v) {                            \
+    V result;                                           \
+    for (int i = 0; i < N; i++) result[i] = name(v[i]); \
+    return result;                                      \
   }
 
 #define METAL_UNARY(name, expression)  \
@@ -23,7 +22,11 @@ namespace metal {
     float x = b;                       \
     return (bfloat)(expression);       \
   }                                    \
-  METAL_OF_VECTOR(name)
+  METAL_UNARY_OF(float2, 2, name)      \
+  METAL_UNARY_OF(float3, 3, name)      \
+  METAL_UNARY_OF(float4, 4, name)      \
+  METAL_UNARY_OF(half2, 2, name)       \
+  METAL_UNARY_OF(half4, 4, name)
 METAL_UNARY(exp, __builtin_expf(x))
 METAL_UNARY(exp2, __builtin_exp2f(x))
 METAL_UNARY(exp10, __builtin_powf(10.0f, x))
@@ -53,6 +56,13 @@ METAL_UNARY(sign, x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x)
 METAL_UNARY(saturate, x > 0.0f ? (x < 1.0f ? x : 1.0f) : 0.0f)
 #undef METAL_UNARY
 
+#define METAL_BINARY_OF(V, N, name)                           \
+  METAL_INLINE V name(V a, V b) {                             \
+    V result;                                                 \
+    for (int i = 0; i < N; i++) result[i] = name(a[i], b[i]); \
+    return result;                                            \
+  }
+
 #define METAL_BINARY(name, expression)               \
   METAL_INLINE float name(float x, float y) {        \
     return expression;                               \
@@ -65,12 +75,11 @@ METAL_UNARY(saturate, x > 0.0f ? (x < 1.0f ? x : 1.0f) : 0.0f)
     float x = a, y = b;                              \
     return (bfloat)(expression);                     \
   }                                                  \
-  template <int N>                                   \
-  METAL_INLINE vec<float, N> name(vec<float, N> a, vec<float, N> b) { \
-    vec<float, N> result;                            \
-    for (int i = 0; i < N; i++) result[i] = name((float)a[i], (float)b[i]); \
-    return result;                                   \
-  }
+  METAL_BINARY_OF(float2, 2, name)                   \
+  METAL_BINARY_OF(float3, 3, name)                   \
+  METAL_BINARY_OF(float4, 4, name)                   \
+  METAL_BINARY_OF(half2, 2, name)                    \
+  METAL_BINARY_OF(half4, 4, name)
 METAL_BINARY(pow, __builtin_powf(x, y))
 METAL_BINARY(powr, __builtin_powf(x, y))
 METAL_BINARY(fmod, __builtin_fmodf(x, y))
@@ -100,12 +109,19 @@ METAL_TERNARY(fma, __builtin_fmaf(x, y, z))
 METAL_TERNARY(mix, x + (y - x) * z)
 #undef METAL_TERNARY
 
-template <int N>
-METAL_INLINE vec<float, N> fma(vec<float, N> a, vec<float, N> b, vec<float, N> c) {
-  vec<float, N> result;
-  for (int i = 0; i < N; i++) result[i] = __builtin_fmaf(a[i], b[i], c[i]);
-  return result;
-}
+#define METAL_TERNARY_OF(V, N, name)                                \
+  METAL_INLINE V name(V a, V b, V c) {                              \
+    V result;                                                       \
+    for (int i = 0; i < N; i++) result[i] = name(a[i], b[i], c[i]); \
+    return result;                                                  \
+  }
+#define METAL_TERNARIES_OF(name)    \
+  METAL_TERNARY_OF(float2, 2, name) \
+  METAL_TERNARY_OF(float3, 3, name) \
+  METAL_TERNARY_OF(float4, 4, name)
+METAL_TERNARIES_OF(clamp)
+METAL_TERNARIES_OF(fma)
+METAL_TERNARIES_OF(mix)
 METAL_INLINE float ldexp(float x, int exponent) {
   return __builtin_ldexpf(x, exponent);
 }

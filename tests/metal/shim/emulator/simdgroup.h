@@ -127,20 +127,20 @@ struct lanes {
 };
 
 template <lane_operation OP, int WIDTH, class T>
-METAL_INLINE T across_lanes(T value, uint argument) {
+METAL_INLINE T across_lanes(T value, uint argument, int site) {
   static_assert(sizeof(T) <= 16, "no simdgroup operation on so large a type");
-  metal_simd(&value, sizeof(T), argument, &lanes<OP, T, WIDTH>::run, 0);
+  metal_simd(&value, sizeof(T), argument, &lanes<OP, T, WIDTH>::run, site);
   return value;
 }
 
 #define METAL_LANES(name, operation)                                  \
   template <class T>                                                  \
-  METAL_INLINE T simd_##name(T value) {                               \
-    return across_lanes<lane_operation::operation, 32>(value, 0);     \
+  METAL_INLINE T simd_##name(T value, int site = METAL_HERE) {                             \
+    return across_lanes<lane_operation::operation, 32>(value, 0, site);    \
   }                                                                   \
   template <class T>                                                  \
-  METAL_INLINE T quad_##name(T value) {                               \
-    return across_lanes<lane_operation::operation, 4>(value, 0);      \
+  METAL_INLINE T quad_##name(T value, int site = METAL_HERE) {                             \
+    return across_lanes<lane_operation::operation, 4>(value, 0, site);     \
   }
 METAL_LANES(sum, sum)
 METAL_LANES(product, product)
@@ -158,12 +158,12 @@ METAL_LANES(broadcast_first, broadcast_first)
 
 #define METAL_SHUFFLE(name, operation)                                    \
   template <class T>                                                      \
-  METAL_INLINE T simd_##name(T value, ushort argument) {                  \
-    return across_lanes<lane_operation::operation, 32>(value, argument);  \
+  METAL_INLINE T simd_##name(T value, ushort argument, int site = METAL_HERE) {              \
+    return across_lanes<lane_operation::operation, 32>(value, argument, site); \
   }                                                                       \
   template <class T>                                                      \
-  METAL_INLINE T quad_##name(T value, ushort argument) {                  \
-    return across_lanes<lane_operation::operation, 4>(value, argument);   \
+  METAL_INLINE T quad_##name(T value, ushort argument, int site = METAL_HERE) {              \
+    return across_lanes<lane_operation::operation, 4>(value, argument, site);  \
   }
 METAL_SHUFFLE(shuffle, shuffle)
 METAL_SHUFFLE(broadcast, shuffle)
@@ -187,22 +187,22 @@ struct simd_vote {
   }
 };
 
-METAL_INLINE simd_vote simd_ballot(bool vote) {
+METAL_INLINE simd_vote simd_ballot(bool vote, int site = METAL_HERE) {
   simd_vote result;
-  result.mask = across_lanes<lane_operation::bit_or, 32>((uint)vote << metal_lane(), 0);
+  result.mask = across_lanes<lane_operation::bit_or, 32>((uint)vote << metal_lane(), 0, site);
   return result;
 }
-METAL_INLINE simd_vote simd_active_threads_mask() {
-  return simd_ballot(true);
+METAL_INLINE simd_vote simd_active_threads_mask(int site = METAL_HERE) {
+  return simd_ballot(true, site);
 }
-METAL_INLINE bool simd_all(bool vote) {
-  return across_lanes<lane_operation::bit_and, 32>((uint)vote, 0);
+METAL_INLINE bool simd_all(bool vote, int site = METAL_HERE) {
+  return across_lanes<lane_operation::bit_and, 32>((uint)vote, 0, site);
 }
-METAL_INLINE bool simd_any(bool vote) {
-  return across_lanes<lane_operation::bit_or, 32>((uint)vote, 0);
+METAL_INLINE bool simd_any(bool vote, int site = METAL_HERE) {
+  return across_lanes<lane_operation::bit_or, 32>((uint)vote, 0, site);
 }
-METAL_INLINE bool simd_is_first() {
-  return across_lanes<lane_operation::exclusive_sum, 32>(1u, 0) == 0;
+METAL_INLINE bool simd_is_first(int site = METAL_HERE) {
+  return across_lanes<lane_operation::exclusive_sum, 32>(1u, 0, site) == 0;
 }
 
 }  // namespace metal

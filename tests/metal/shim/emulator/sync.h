@@ -13,11 +13,11 @@ constexpr mem_flags operator|(mem_flags a, mem_flags b) {
   return (mem_flags)((uint)a | (uint)b);
 }
 
-METAL_INLINE void threadgroup_barrier(mem_flags flags) {
-  metal_threadgroup_barrier((uint)flags, 0);
+METAL_INLINE void threadgroup_barrier(mem_flags flags, int site = METAL_HERE) {
+  metal_threadgroup_barrier((uint)flags, site);
 }
-METAL_INLINE void simdgroup_barrier(mem_flags flags) {
-  metal_simdgroup_barrier((uint)flags, 0);
+METAL_INLINE void simdgroup_barrier(mem_flags flags, int site = METAL_HERE) {
+  metal_simdgroup_barrier((uint)flags, site);
 }
 
 }  // namespace metal

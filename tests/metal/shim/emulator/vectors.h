@@ -60,51 +60,52 @@ typedef packed<uint, 4> packed_uint4;
 // float4(a, b.xy, c): what the constructor macros below stand for.
 template <class V, class T, int N>
 struct make {
-  template <class A>
-  static constexpr bool scalar = __is_arithmetic(A) || __is_same(A, half) || __is_same(A, bfloat) || __is_enum(A);
-
-  template <class A>
-  METAL_INLINE static void put(V& v, int& at, A a) {
-    put(v, at, a, choose<scalar<A>>());
-  }
   template <class A, class... Rest>
   METAL_INLINE static V go(A a, Rest... rest) {
-    return fill(choose<sizeof...(Rest) == 0>(), a, rest...);
+    return fill(choose<sizeof...(Rest) == 0 ? kind<A> : SEVERAL>(), a, rest...);
   }
 
  private:
-  template <bool>
+  enum { VECTOR, SCALAR, PACKED, SEVERAL };
+  template <int>
   struct choose {};
 
   template <class A>
-  METAL_INLINE static void put(V& v, int& at, A a, choose<true>) {
-    v[at++] = (T)a;
-  }
+  static constexpr int kind = __is_class(A) ? PACKED
+                              : __is_arithmetic(A) || __is_same(A, half) || __is_same(A, bfloat) || __is_enum(A) ? SCALAR
+                                                                                                                : VECTOR;
+
   template <class A>
-  METAL_INLINE static void put(V& v, int& at, A a, choose<false>) {
-    for (unsigned k = 0; k < sizeof(A) / sizeof(a[0]) && at < N; k++) v[at++] = (T)a[k];
-  }
-  template <class A>
-  METAL_INLINE static V one(A a, choose<true>) {
+  METAL_INLINE static V fill(choose<SCALAR>, A a) {
     V v;
     for (int k = 0; k < N; k++) v[k] = (T)a;
     return v;
   }
   template <class A>
-  METAL_INLINE static V one(A a, choose<false>) {
+  METAL_INLINE static V fill(choose<VECTOR>, A a) {
     return __builtin_convertvector(a, V);
   }
   template <class A>
-  METAL_INLINE static V fill(choose<true>, A a) {
-    return one(a, choose<scalar<A>>());
+  METAL_INLINE static V fill(choose<PACKED>, A a) {
+    V v = a;
+    return v;
   }
   template <class... A>
-  METAL_INLINE static V fill(choose<false>, A... a) {
+  METAL_INLINE static V fill(choose<SEVERAL>, A... a) {
     V v;
     int at = 0;
-    int order[] = {(put(v, at, a), 0)...};
+    int order[] = {(put(choose<kind<A>>(), v, at, a), 0)...};
     (void)order;
     return v;
+  }
+
+  template <class A>
+  METAL_INLINE static void put(choose<SCALAR>, V& v, int& at, A a) {
+    v[at++] = (T)a;
+  }
+  template <class A>
+  METAL_INLINE static void put(choose<VECTOR>, V& v, int& at, A a) {
+    for (unsigned k = 0; k < sizeof(A) / sizeof(a[0]) && at < N; k++) v[at++] = (T)a[k];
   }
 };
 
