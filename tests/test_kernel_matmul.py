@@ -184,8 +184,8 @@ def test_traffic_is_what_is_counted() -> None:
     counted = traffic_matmul.few_rows(3, 512, 8)
     assert moved["w"].read == w.nbytes  # once, for all rows
     assert moved["y"].written == y.nbytes
-    assert moved["x"].read + moved["scales"].read + moved["biases"].read == counted.cached
-    assert counted.least == counted.ours == sum(array.nbytes for array in (x, w, scales, biases, y))
+    assert moved["x"].read + moved["scales"].read + moved["biases"].read == traffic_matmul.cached(3, 512, 8)
+    assert counted.minimum_bytes == counted.kernel_bytes == sum(array.nbytes for array in (x, w, scales, biases, y))
 
 
 # Planted faults

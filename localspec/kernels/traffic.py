@@ -26,9 +26,9 @@ class Entry:
 
 def entries() -> list[Entry]:
     """All kernels' work."""
-    from localspec.kernels import traffic_verify
+    from localspec.kernels import traffic_matmul, traffic_verify
 
-    return traffic_verify.entries()
+    return [*traffic_verify.entries(), *traffic_matmul.entries()]
 
 
 def table(rows: list[Entry]) -> str:
