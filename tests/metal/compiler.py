@@ -1,8 +1,8 @@
 """The C++ compiler, and a cache of what it made.
 
-The compiler is clang: the one in the ziglang package, or the one that the variable METAL_CXX names. The cache is a folder
-of files named by the digest of all that went into them; each is written under another name and renamed, so that several
-processes can share it. METAL_CACHE names another folder.
+The compiler is clang: the one in the ziglang package, or the one that the variable METAL_CXX names. The cache is a
+folder of files named by the digest of all that went into them; each is written under another name and renamed, so that
+several processes can share it. METAL_CACHE names another folder.
 """
 
 from __future__ import annotations
@@ -135,7 +135,8 @@ def runtime() -> Path:
 
 _KERNEL = [
     "-x", "c++", "-std=c++17", "-nostdinc", "-isystem", str(SHIM), "-DMETAL_VERSION=320", "-w", "-fvisibility=hidden",
-    "-gline-tables-only", "-ftrivial-auto-var-init=pattern", "-Xclang", "-cl-single-precision-constant", *_COMMON, *_MACHINE,
+    "-gline-tables-only", "-ftrivial-auto-var-init=pattern", "-Xclang", "-cl-single-precision-constant",
+    *_COMMON, *_MACHINE,
 ]  # fmt: skip
 _CHECKED = [
     "-O1",

@@ -1,4 +1,4 @@
-"""Runs a compiled kernel once: memory laid out as on the device, the dispatch described to the runtime, its reports read."""
+"""Runs a compiled kernel once: memory laid out as on the device, the dispatch described, the reports read."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ print(run("out[0] = 1.0f + threads_per_simdgroup;", {}, {"out": ((1,), mx.float3
 
 
 def test_no_compiler_is_one_clear_line_and_no_skip(tmp_path: Path) -> None:
-    hide = "import importlib.util as u, sys\nf = u.find_spec\nu.find_spec = lambda n, *a: None if n == 'ziglang' else f(n, *a)\n"
+    hide = "import importlib.util as u\nf = u.find_spec\nu.find_spec = lambda n: None if n == 'ziglang' else f(n)\n"
     done = _python(hide + _RUN_ONE, METAL_CACHE=str(tmp_path / "none"), METAL_CXX="")
     assert done.returncode == 1
     assert "CompilerError: no C++ compiler for Metal kernels: pip install ziglang" in done.stderr.splitlines()[-1]
