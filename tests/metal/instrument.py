@@ -145,9 +145,9 @@ def _readable(symbol: str) -> str:
 
 
 def _element_bytes(type_: str) -> int:
-    """Of `[8 x float]` and the like; 1 where it is not a matter of one scalar type."""
+    """Of `[8 x float]` and the like; 0 where it is not a matter of one scalar type."""
     scalar = type_.rstrip("]>").split(" x ")[-1]
-    return {"float": 4, "i32": 4, "half": 2, "bfloat": 2, "i16": 2, "i64": 8}.get(scalar, 1)
+    return {"float": 4, "i32": 4, "half": 2, "bfloat": 2, "i16": 2, "i64": 8, "i8": 1}.get(scalar, 0)
 
 
 def _globals(module: str, out: Instrumented) -> str:
