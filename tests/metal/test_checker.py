@@ -156,6 +156,17 @@ FAULTS = {
     "all threads write one element": small(
         f"threadgroup float s[1];\ns[0] = x[i]; // HERE\n{BARRIER}\nout[i] = s[0];", {RACE}
     ),
+    "one reads, another writes": small(
+        f"threadgroup float s[64];\ns[t] = x[i];\n{BARRIER}\n"
+        "if (t == 40) out[40] = s[3];\nelse out[i] = x[i];\nif (t == 3) s[3] = 0.0f;",
+        {RACE},
+    ),
+    "plain read of what two add to": small(
+        "threadgroup atomic_uint n;\nif (t == 1) atomic_store_explicit(&n, 0u, memory_order_relaxed);\n"
+        f"{BARRIER}\nif (t < 2) atomic_fetch_add_explicit(&n, 1u, memory_order_relaxed);\n"
+        "out[i] = t == 1 ? float(*(threadgroup uint*)&n) : 0.0f; // HERE",
+        {RACE},
+    ),
     "plain increments": small(
         f"threadgroup uint n[1];\nif (t == 0) n[0] = 0;\n{BARRIER}\nn[0] += 1; // HERE\n{BARRIER}\n"
         f"out[i] = n[0];",

@@ -117,6 +117,19 @@ def test_the_order_of_threads_is_the_schedule() -> None:
         assert order(schedule, 1) == order(schedule, 1)
         assert len({tuple(order(schedule, seed)) for seed in range(5)}) > 1
         assert sorted(order(schedule, 1)) == list(range(256))
+    tickets = order("priority", 1)
+    for first in range(0, 256, 32):
+        of_simdgroup = tickets[first : first + 32]
+        assert max(of_simdgroup) - min(of_simdgroup) == 31, "a simdgroup runs as long as it can"
+
+
+def test_memory_that_nobody_wrote_is_nan_without_the_checker() -> None:
+    source = "threadgroup float s[9]; out[thread_position_in_grid.x] = s[thread_position_in_grid.x];"
+    source += "if (thread_position_in_grid.x > 3) half_written[thread_position_in_grid.x] = 1.0f;"
+    outputs = {"out": ((9,), mx.float32), "half_written": ((9,), mx.float32)}
+    out, half_written = run(source, {}, outputs, (9, 1, 1), (9, 1, 1), check=False)
+    assert mx.isnan(out).tolist() == [True] * 9
+    assert mx.isnan(half_written).tolist() == [True] * 4 + [False] * 5
 
 
 # ---- kernels that go astray

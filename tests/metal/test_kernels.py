@@ -290,6 +290,13 @@ def test_template_arguments_and_header() -> None:
     assert out.tolist() == [-21, -25, -29]
 
 
+def test_literals_are_floats_in_templates_too() -> None:
+    header = "template <typename T>\ninline int size(T x) {\n  auto y = 1.5e-1 * x + .5;\n  return sizeof(y);\n}\n"
+    source = "out[0] = size(1.0f); out[1] = sizeof(2.);"
+    out = run(source, {}, {"out": ((2,), mx.int32)}, (1, 1, 1), (1, 1, 1), header=header, strict=False)[0]
+    assert out.tolist() == [4, 4]
+
+
 def test_denormals_are_flushed_as_on_the_gpu() -> None:
     source = "uint i = thread_position_in_grid.x; out[i] = x[i] * 0.5f;"
     x = mx.array([2e-38] * 8)
