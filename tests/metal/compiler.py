@@ -1,8 +1,8 @@
 """The C++ compiler, and a cache of what it made.
 
-The compiler is clang: the one in the ziglang package, or the one that the variable METAL_CXX names. The cache is a folder
-of files named by the digest of all that went into them; each is written under another name and renamed, so that several
-processes can share it. METAL_CACHE names another folder.
+The compiler is clang: the one in the ziglang package, or the one that the variable METAL_CXX names. The cache is a
+folder of files named by the digest of all that went into them; each is written under another name and renamed, so that
+several processes can share it. METAL_CACHE names another folder.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def runtime() -> Path:
 
 _KERNEL = [
     "-x", "c++", "-std=c++17", "-nostdinc", "-isystem", str(SHIM), "-DMETAL_VERSION=320", "-w", "-fvisibility=hidden",
-    "-gline-tables-only", "-ftrivial-auto-var-init=pattern", "-Xclang", "-cl-single-precision-constant", *_COMMON, *_MACHINE,
+    "-gline-tables-only", "-ftrivial-auto-var-init=pattern", "-Xclang", "-cl-single-precision-constant", *_COMMON,
 ]  # fmt: skip
 _CHECKED = [
     "-O1",
@@ -144,15 +144,15 @@ _CHECKED = [
 ]  # fmt: skip
 
 
-def to_ir(source: Path, out: Path, check: bool) -> None:
+def to_ir(source: Path, out: Path, check: bool, machine: list[str] = _MACHINE) -> None:
     """C++ to the compiler's intermediate language, optimised and with the sanitizers' calls in it."""
     mode = _CHECKED if check else ["-O1"]
-    _must_run([*_commands()[0], *_KERNEL, *mode, "-S", "-emit-llvm", str(source), "-o", str(out)])
+    _must_run([*_commands()[0], *_KERNEL, *machine, *mode, "-S", "-emit-llvm", str(source), "-o", str(out)])
 
 
-def from_ir(source: Path, out: Path) -> None:
+def from_ir(source: Path, out: Path, machine: list[str] = _MACHINE) -> None:
     """The rest of the way to machine code."""
-    _must_run([*_commands()[0], "-O1", "-w", "-fPIC", *_MACHINE, "-c", "-x", "ir", str(source), "-o", str(out)])
+    _must_run([*_commands()[0], "-O1", "-w", "-fPIC", *machine, "-c", "-x", "ir", str(source), "-o", str(out)])
 
 
 def complaints(source: Path, options: list[str]) -> list[str]:

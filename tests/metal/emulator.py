@@ -70,11 +70,14 @@ def emulated(
 ) -> Iterator[Device]:
     """Inside, `mx.fast.metal_kernel` makes kernels that run here.
 
-    schedule: the order in which threads and threadgroups run: "fifo", "lifo", "priority" (random ones for simdgroups), or
-    "random". reduction: the order of simd_sum and its like: "tree", "forward" or "backward". seed: of the random schedules
-    and of the noise. check: look for races and the other kinds of `findings.Kind`; without it a kernel runs several times
-    faster, and a wild write can harm the process. noise: relative error of the results of `fast::` functions. strict: also
-    hold the source against stricter compilers (`strict.py`). seconds: of CPU time until a kernel counts as endless.
+    - schedule: the order in which threads and threadgroups run: "fifo", "lifo", "priority" (random priorities of the
+      simdgroups) or "random".
+    - check: look for races and the other kinds of `findings.Kind`. Without it a wild write can harm the process.
+    - reduction: the order of simd_sum and its like: "tree", "forward" or "backward".
+    - seed: of the random schedules and of the noise.
+    - noise: the largest relative error that the results of `fast::` functions get.
+    - strict: hold the source against stricter compilers first (`strict.py`).
+    - seconds: of CPU time until a kernel counts as endless.
 
     A problem raises `MetalError` at the end of the dispatch. Raises `ValueError` for an unknown schedule or reduction.
     """

@@ -64,7 +64,7 @@ class Finding:
     space: str
     """The argument or the threadgroup variable; empty if neither."""
     granule: int
-    """Bytes of an element of it."""
+    """Bytes of an element of it; 0: unknown."""
     offset: int
     """In bytes."""
     detail: int
@@ -88,7 +88,7 @@ def _line(site: Site) -> str:
 
 def _element(finding: Finding) -> str:
     """The element touched, as in `x[12]`; the byte where it is none."""
-    index, rest = divmod(finding.offset, finding.granule)
+    index, rest = divmod(finding.offset, finding.granule) if finding.granule else (0, 1)
     return f"{finding.space}[{index}]" if rest == 0 else f"{finding.space} at byte {finding.offset}"
 
 

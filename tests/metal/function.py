@@ -1,7 +1,7 @@
 """The Metal function that MLX makes of a custom kernel and one call of it, letter for letter.
 
-The rules are those of MLX 0.32 (`write_signature` in mlx/backend/metal/custom_kernel.cpp): the order of the arguments, which
-of them are `constant`, what is found in the source by substring, how template arguments go into the name.
+The rules are those of MLX 0.32 (`write_signature` in mlx/backend/metal/custom_kernel.cpp): the order of the arguments,
+which of them are `constant`, what is found in the source by substring, how template arguments go into the name.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Puts into a compiled kernel, in the compiler's intermediate language (LLVM IR, as text), what the checker needs.
 
-Each call of the checker gets the number of its place in the kernel, looked up through the functions it was inlined from;
-threadgroup variables get a redzone; tables of them and of the constants are added. The IR is the one form of a program
-where all of this is one pass over lines, the same for every processor and object format.
+Each call of the checker gets the number of its place in the kernel, looked up through the functions it was inlined
+from; threadgroup variables get a redzone; tables of them and of the constants are added. The IR is the one form of a
+program where all of this is one pass over lines, the same for every processor and object format.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ REDZONE = 256
 
 _METADATA = re.compile(r"^!(\d+) = (?:distinct )?!(DI\w+)\((.*)\)$", re.MULTILINE)
 _FIELD = re.compile(r'(\w+): ("[^"]*"|[^,]+)')
-_CALL = re.compile(r"^(\s*)((?:%[\w.]+ = )?(?:tail |musttail |notail )?call )(.*?)@(__tsan_|__ubsan_handle_|metal_)(\w+)\((.*)\)(.*)$")
+_CALL = re.compile(
+    r"^(\s*)((?:%[\w.]+ = )?(?:tail |musttail |notail )?call )(.*?)@(__tsan_|__ubsan_handle_|metal_)(\w+)\((.*)\)(.*)$"
+)
 _PLACE = re.compile(r"!dbg !(\d+)")
 _GLOBAL = re.compile(r"^(@\S+) = (.*?)\b(global|constant) (.*)$", re.MULTILINE)
 _SECTION = re.compile(r'section "(?:__DATA,)?tgmem"')
@@ -131,9 +133,7 @@ def _table(name: str, entries: list[tuple[str, str]]) -> str:
     rows = [f"{{ ptr, i64 }} {{ ptr {symbol}, {size.format(type_)} }}" for symbol, type_ in entries]
     count = len(rows)
     value = "[" + ", ".join(rows) + "]" if rows else "zeroinitializer"
-    return (
-        f"@{name} = global [{count} x {{ ptr, i64 }}] {value}\n@{name}_count = global i32 {count}\n"
-    )
+    return f"@{name} = global [{count} x {{ ptr, i64 }}] {value}\n@{name}_count = global i32 {count}\n"
 
 
 def _readable(symbol: str) -> str:
@@ -145,9 +145,9 @@ def _readable(symbol: str) -> str:
 
 
 def _element_bytes(type_: str) -> int:
-    """Of `[8 x float]` and the like; 1 where it is not a matter of one scalar type."""
+    """Of `[8 x float]` and the like; 0 where it is not a matter of one scalar type."""
     scalar = type_.rstrip("]>").split(" x ")[-1]
-    return {"float": 4, "i32": 4, "half": 2, "bfloat": 2, "i16": 2, "i64": 8}.get(scalar, 1)
+    return {"float": 4, "i32": 4, "half": 2, "bfloat": 2, "i16": 2, "i64": 8, "i8": 1}.get(scalar, 0)
 
 
 def _globals(module: str, out: Instrumented) -> str:

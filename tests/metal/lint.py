@@ -29,8 +29,10 @@ _EXPRESSION = re.compile(r"\breturn\b|[-+*/%=<>]\s*$")
 _FUNCTION = re.compile(r"\b(\w+)\s*\(([^(){};]*)\)\s*(?:const\s*)?\{")
 _NOT_FUNCTIONS = {"if", "for", "while", "switch", "return"}
 
+
 def _line(text: str, at: int) -> int:
     return text.count("\n", 0, at) + 1
+
 
 def _pointers(text: str) -> list[tuple[int, str]]:
     """Pointers and references that name no address space."""
@@ -41,6 +43,7 @@ def _pointers(text: str) -> list[tuple[int, str]]:
             found.append((match.start(), f"pointer without an address space: {match.group().strip()}"))
     return found
 
+
 def _body(text: str, brace: int) -> str:
     depth = 0
     for at in range(brace, len(text)):
@@ -49,6 +52,7 @@ def _body(text: str, brace: int) -> str:
             return text[brace:at]
     return text[brace:]
 
+
 def _recursion(text: str) -> list[tuple[int, str]]:
     found = []
     for match in _FUNCTION.finditer(text):
@@ -56,6 +60,7 @@ def _recursion(text: str) -> list[tuple[int, str]]:
         if name not in _NOT_FUNCTIONS and re.search(rf"(?<![\w.>:]){name}\s*\(", _body(text, match.end() - 1)):
             found.append((match.start(), f"Metal has no recursion: {name}"))
     return found
+
 
 def _globals(text: str) -> list[tuple[int, str]]:
     """Variables of a header that are not constant."""
@@ -70,9 +75,12 @@ def _globals(text: str) -> list[tuple[int, str]]:
         for match in pattern.finditer("".join(outside))
     ]
 
+
 def _of(text: str, is_header: bool) -> list[tuple[int, str]]:
     clean = without_comments(text)
-    found = [(match.start(), f"{why}: {match.group().strip()}") for rule, why in _RULES for match in re.finditer(rule, clean)]
+    found = [
+        (match.start(), f"{why}: {match.group().strip()}") for rule, why in _RULES for match in re.finditer(rule, clean)
+    ]
     found += _pointers(clean)
     if is_header:
         found += _recursion(clean) + _globals(clean)
@@ -83,9 +91,8 @@ def _of(text: str, is_header: bool) -> list[tuple[int, str]]:
         ]
     return [(_line(clean, min(at, len(clean))), what) for at, what in sorted(found)]
 
+
 def lint(header: str, source: str) -> list[str]:
     """One line for each thing found, with its place as in `line 3` or `header line 3`."""
     found = [f"{HEADER} line {line}: {what}" for line, what in _of(header, is_header=True)]
     return found + [f"line {line}: {what}" for line, what in _of(source, is_header=False)]
-
-__all__ = ["SOURCE", "lint"]

@@ -1,4 +1,4 @@
-"""Runs a compiled kernel once: memory laid out as on the device, the dispatch described to the runtime, its reports read."""
+"""Runs a compiled kernel once: memory laid out as on the device, the dispatch described, the reports read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from . import compiler
 from .findings import Finding, Kind
-from .instrument import Site, instrument
+from .instrument import REDZONE, Site, instrument
 
 MOST_THREADS = 1024
 MOST_THREADGROUP_BYTES = 32768
@@ -91,7 +91,12 @@ def _runtime() -> ctypes.CDLL:
     """The runtime, where the kernels that are loaded after it find it."""
     if maths := ctypes.util.find_library("m"):
         ctypes.CDLL(maths, mode=ctypes.RTLD_GLOBAL)
-    return ctypes.CDLL(str(compiler.runtime()), mode=ctypes.RTLD_GLOBAL)
+    loaded = ctypes.CDLL(str(compiler.runtime()), mode=ctypes.RTLD_GLOBAL)
+    ours = [*map(ctypes.sizeof, (_Dispatch, _Buffer, _Report)), _CELL, _STACK, _GUARD, REDZONE]
+    theirs = list((ctypes.c_uint32 * len(ours)).in_dll(loaded, "metal_layout"))
+    if ours != theirs:
+        raise RuntimeError(f"machine.py and runtime/runtime.h differ: {ours} and {theirs}")
+    return loaded
 
 
 @cache

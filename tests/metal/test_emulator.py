@@ -11,9 +11,11 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from . import compiler
+from . import compiler, function
 from .emulator import Kind, emulated
-from .running import problems, run
+from .instrument import instrument
+from .running import BARRIER, problems, run
+from .translate import translation_unit
 
 TESTS = Path(__file__).parents[1]
 CALL: dict[str, Any] = {
@@ -176,7 +178,7 @@ print(run("out[0] = 1.0f + threads_per_simdgroup;", {}, {"out": ((1,), mx.float3
 
 
 def test_no_compiler_is_one_clear_line_and_no_skip(tmp_path: Path) -> None:
-    hide = "import importlib.util as u, sys\nf = u.find_spec\nu.find_spec = lambda n, *a: None if n == 'ziglang' else f(n, *a)\n"
+    hide = "import importlib.util as u\nf = u.find_spec\nu.find_spec = lambda n: None if n == 'ziglang' else f(n)\n"
     done = _python(hide + _RUN_ONE, METAL_CACHE=str(tmp_path / "none"), METAL_CXX="")
     assert done.returncode == 1
     assert "CompilerError: no C++ compiler for Metal kernels: pip install ziglang" in done.stderr.splitlines()[-1]
@@ -196,6 +198,29 @@ def test_two_processes_share_an_empty_cache(tmp_path: Path) -> None:
     assert len(kept) == 2, "the runtime and the kernel"
     assert _python(_RUN_ONE, METAL_CACHE=str(tmp_path)).stdout.strip() == "33.0"
     assert {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("*.so")} == kept, "and nothing is made twice"
+
+
+@pytest.mark.parametrize("target", ["aarch64-linux-gnu", "arm64-apple-macos13"])
+@pytest.mark.parametrize("check", [True, False], ids=["checked", "unchecked"])
+def test_kernels_compile_for_other_machines(target: str, check: bool, tmp_path: Path) -> None:
+    body = f"threadgroup float s[64]; uint t = thread_index_in_threadgroup; s[t] = x[t]; {BARRIER} out[t] = half(s[t]);"
+    made = function.build(
+        **(COPY | {"source": body}),
+        header="",
+        atomic_outputs=False,
+        inputs=[mx.ones((64,), mx.bfloat16)],
+        output_dtypes=[mx.float16],
+        template=(),
+    )
+    source, module, compiled = (tmp_path / f"kernel.{kind}" for kind in ("cpp", "ll", "o"))
+    source.write_text(translation_unit(made))
+    compiler.to_ir(source, module, check, ["-target", target])
+    text = instrument(module.read_text())
+    assert b'"variables": [["s", 4]]'.hex().upper() in text.replace("\\", "")
+    assert text.count("call void @metal_write(") == (2 if check else 0)
+    module.write_text(text)
+    compiler.from_ir(module, compiled, ["-target", target])
+    assert compiled.stat().st_size > 0
 
 
 @pytest.mark.parametrize("target", ["aarch64-linux-gnu", "aarch64-macos", "x86_64-linux-gnu", "x86_64-macos"])

@@ -51,7 +51,10 @@ CASES: dict[str, dict[str, Any]] = {
             for dtype in (mx.bool_, mx.int8, mx.int16, mx.int32, mx.int64, mx.uint8, mx.uint16, mx.uint32, mx.uint64)
         ],
     },
-    "types of outputs": {"source": "out0[0] = 0;", "dtypes": [mx.float16, mx.bfloat16, mx.float32, mx.bool_, mx.uint64]},
+    "types of outputs": {
+        "source": "out0[0] = 0;",
+        "dtypes": [mx.float16, mx.bfloat16, mx.float32, mx.bool_, mx.uint64],
+    },
     "no inputs": {"source": INDEX + "out0[i] = i;", "inputs": []},
     "lines before and after": {"source": "\n\n    out0[0] = 0;\n  "},
 }

@@ -20,7 +20,13 @@ def test_elementwise_in_every_float_type(dtype: mx.Dtype, schedule: str) -> None
     x = mx.array(X).astype(dtype)
     source = "uint i = thread_position_in_grid.x; out[i] = T(metal::exp(static_cast<float>(x[i])) * 0.5f);"
     out = run(
-        source, {"x": x}, {"out": ((1000,), dtype)}, (1000, 1, 1), (256, 1, 1), template=[("T", dtype)], schedule=schedule
+        source,
+        {"x": x},
+        {"out": ((1000,), dtype)},
+        (1000, 1, 1),
+        (256, 1, 1),
+        template=[("T", dtype)],
+        schedule=schedule,
     )[0]
     assert out.dtype == dtype
     np.testing.assert_allclose(as_numpy(out), np.exp(as_numpy(x)) * 0.5, rtol=FLOATS[dtype])
@@ -63,7 +69,9 @@ def test_tiled_transpose_with_edges(schedule: str) -> None:
         if (row < uint(x_shape[0]) && column < uint(x_shape[1])) tile[p.y][p.x] = x[row * x_shape[1] + column];
         {BARRIER}
         uint to_row = corner.x + p.y, to_column = corner.y + p.x;
-        if (to_row < uint(x_shape[1]) && to_column < uint(x_shape[0])) out[to_row * x_shape[0] + to_column] = tile[p.x][p.y];
+        if (to_row < uint(x_shape[1]) && to_column < uint(x_shape[0])) {{
+            out[to_row * x_shape[0] + to_column] = tile[p.x][p.y];
+        }}
     """
     x = X[: 21 * 13].reshape(21, 13)
     out = run(source, {"x": mx.array(x)}, {"out": ((13, 21), mx.float32)}, (16, 24, 1), (8, 8, 1), schedule=schedule)[0]
@@ -101,8 +109,9 @@ def test_other_atomics() -> None:
         atomic_fetch_min_explicit(&out[1], x[i], memory_order_relaxed);
         atomic_fetch_or_explicit(&out[2], 1 << (i % 7), memory_order_relaxed);
         atomic_fetch_sub_explicit(&out[3], 2, memory_order_relaxed);
-        int seen = atomic_load_explicit(&out[4], memory_order_relaxed);
-        while (!atomic_compare_exchange_weak_explicit(&out[4], &seen, seen + 3, memory_order_relaxed, memory_order_relaxed)) {
+        constexpr auto relaxed = memory_order_relaxed;
+        int seen = atomic_load_explicit(&out[4], relaxed);
+        while (!atomic_compare_exchange_weak_explicit(&out[4], &seen, seen + 3, relaxed, relaxed)) {
         }
     """
     values = RNG.integers(-50, 50, 100).astype(np.int32)
@@ -160,7 +169,12 @@ def test_every_reduction_and_shuffle() -> None:
     product = np.prod(np.fmod(v, 3).astype(np.int64) + 2).astype(np.int32)
     expected = [np.full(32, value) for value in [*all_same, product]]
     expected += [np.cumsum(v), np.cumsum(v) - v, np.full(32, v[7]), np.full(32, v[0]), v[31 - lane], v[lane ^ 5]]
-    expected += [v[np.where(lane < 3, lane, lane - 3)], v[np.where(lane > 28, lane, lane + 3)], np.roll(v, 3), np.roll(v, -3)]
+    expected += [
+        v[np.where(lane < 3, lane, lane - 3)],
+        v[np.where(lane > 28, lane, lane + 3)],
+        np.roll(v, 3),
+        np.roll(v, -3),
+    ]
     expected += [np.repeat(quads.sum(1), 4), np.repeat(quads.max(1), 4), v[lane ^ 1], np.repeat(quads[:, 2], 4)]
     expected += [np.full(32, value) for value in (ballot, 1, 0)] + [(lane == 0).astype(int)]
     np.testing.assert_array_equal(out, np.stack(expected))
@@ -171,7 +185,9 @@ def test_the_order_of_reductions_can_be_chosen() -> None:
     x = np.exp(RNG.standard_normal(32) * 6).astype(np.float32)
 
     def total(reduction: str) -> float:
-        out = run(source, {"x": mx.array(x)}, {"out": ((32,), mx.float32)}, (32, 1, 1), (32, 1, 1), reduction=reduction)[0]
+        out = run(
+            source, {"x": mx.array(x)}, {"out": ((32,), mx.float32)}, (32, 1, 1), (32, 1, 1), reduction=reduction
+        )[0]
         return float(out[0])
 
     in_line = np.float32(0)
@@ -203,7 +219,8 @@ def test_attributes_at_the_edge_of_a_grid() -> None:
         out[at + 0] = size.x * 100 + size.y * 10 + size.z;
         out[at + 1] = dispatch_threads_per_threadgroup.x * 100 + dispatch_threads_per_threadgroup.y * 10;
         out[at + 2] = thread_index_in_threadgroup;
-        out[at + 3] = threadgroup_position_in_grid.x * 100 + threadgroup_position_in_grid.y * 10 + threadgroup_position_in_grid.z;
+        uint3 group = threadgroup_position_in_grid;
+        out[at + 3] = group.x * 100 + group.y * 10 + group.z;
         out[at + 4] = threadgroups_per_grid.x * 100 + threadgroups_per_grid.y * 10 + threadgroups_per_grid.z;
         out[at + 5] = simdgroups_per_threadgroup;
         out[at + 6] = simdgroup_index_in_threadgroup * 100 + thread_index_in_simdgroup;
@@ -215,7 +232,13 @@ def test_attributes_at_the_edge_of_a_grid() -> None:
 
 
 def test_threadgroups_are_cut_to_a_smaller_grid() -> None:
-    out = run("out[thread_position_in_grid.x] = threads_per_threadgroup.x;", {}, {"out": ((5,), mx.int32)}, (5, 1, 1), (256, 1, 1))
+    out = run(
+        "out[thread_position_in_grid.x] = threads_per_threadgroup.x;",
+        {},
+        {"out": ((5,), mx.int32)},
+        (5, 1, 1),
+        (256, 1, 1),
+    )
     assert as_numpy(out[0]).tolist() == [5] * 5
 
 

@@ -1,4 +1,4 @@
-"""Source that Apple's compiler is documented to refuse, which a gate must refuse too, and source that all must accept."""
+"""Source that Apple's compiler is documented to refuse, which a gate must refuse too, and source that all accept."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ REFUSED = {
     "helper pointer without an address space": (
         "float a[2] = {1, 2}; out[0] = f(a);", "inline float f(float* p) { return p[0]; }\n"
     ),
-    "device pointer for a thread parameter": ("out[0] = f(x);", "inline float f(const thread float* p) { return p[0]; }\n"),
+    "device pointer for a thread parameter": (
+        "out[0] = f(x);", "inline float f(const thread float* p) { return p[0]; }\n"
+    ),
     "float to bfloat without a cast": ("bfloat b = x[0]; out[0] = b;", ""),
     "float to a bfloat template type": ("T b = x[0]; out[0] = static_cast<float>(b);", ""),
     "half to bfloat without a cast": ("half h = half(x[0]); bfloat b = h; out[0] = b;", ""),
@@ -61,11 +63,15 @@ ACCEPTED = {
     "as_type": ("out[0] = as_type<float>(as_type<uint>(x[0]) ^ 1u);", ""),
     "table of constants": ("out[0] = TABLE[2];", "constant float TABLE[3] = {1, 2, 3};\n"),
     "comparison of vectors": ("bool4 m = float4(1, 2, 3, 4) > float4(2); out[0] = m.z ? 1.0f : 0.0f;", ""),
-    "threadgroup pointer variable": ("threadgroup float b[8]; threadgroup float* p = b + 4; p[0] = 1; out[0] = b[4];", ""),
+    "threadgroup pointer variable": (
+        "threadgroup float b[8]; threadgroup float* p = b + 4; p[0] = 1; out[0] = b[4];", ""
+    ),
     "half literal": ("half h = 1.5h; out[0] = h;", ""),
     "threadgroup atomics": (
         "threadgroup atomic_uint c; atomic_store_explicit(&c, 0u, memory_order_relaxed);"
-        "atomic_fetch_add_explicit(&c, 2u, memory_order_relaxed); out[0] = atomic_load_explicit(&c, memory_order_relaxed);", ""
+        "atomic_fetch_add_explicit(&c, 2u, memory_order_relaxed);"
+        "out[0] = atomic_load_explicit(&c, memory_order_relaxed);",
+        "",
     ),
     "struct in device memory": (
         "const device P* p = (const device P*)x; P q = p[0]; out[0] = q.a;", "struct P { float a; float b; };\n"

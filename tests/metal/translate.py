@@ -117,7 +117,10 @@ def _opencl_parameter(argument: Argument) -> tuple[str, str]:
     """A parameter that a kernel of C++ for OpenCL may have, and the declaration in its body that it may need."""
     given = f"{argument.name}_given"
     if argument.reference:
-        return f"const {argument.type.replace('bool', 'uchar')} {given}", f"const {argument.type} {argument.name} = {given};"
+        return (
+            f"const {argument.type.replace('bool', 'uchar')} {given}",
+            f"const {argument.type} {argument.name} = {given};",
+        )
     if atomic := re.fullmatch(r"atomic<(\w+)>", argument.type):
         pointer = f"{argument.space} {argument.type}*"
         return f"{argument.space} {atomic[1]}* {given}", f"{pointer} {argument.name} = ({pointer}){given};"
@@ -146,5 +149,7 @@ def _template_as_names(function: Function) -> str:
     names = []
     for parameter, value in function.template:
         kind, name = parameter.split()
-        names.append(f"typedef {value} {name};" if kind == "typename" else f"static constexpr constant {kind} {name} = {value};")
+        names.append(
+            f"typedef {value} {name};" if kind == "typename" else f"static constexpr constant {kind} {name} = {value};"
+        )
     return "".join(f"{name}\n" for name in names)

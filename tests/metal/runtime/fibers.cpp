@@ -223,7 +223,7 @@ static void run_thread() {
   __builtin_unreachable();
 }
 
-static void place(Fiber& fiber, u32 index, const u32* group, const u32* size) {
+static void set_position(Fiber& fiber, u32 index, const u32* group, const u32* size) {
   MetalThread& thread = fiber.thread;
   u32 position[3] = {index % size[0], index / size[0] % size[1], index / size[0] / size[1]};
   for (int axis = 0; axis < 3; axis++) {
@@ -267,7 +267,7 @@ static void start_threadgroup(u32 number, const u32* groups) {
     fiber.low = job->stacks + STACK * i;
     fiber.high = fiber.low + STACK;
     *(u64*)fiber.low = CANARY;
-    place(fiber, i, group, size);
+    set_position(fiber, i, group, size);
     fiber.stack = fresh_stack(fiber.high, run_thread);
     make_ready(i);
   }
@@ -300,6 +300,9 @@ static void run_threadgroup(u32 number, const u32* groups) {
     current = nullptr;
   }
 }
+
+// What the emulator's Python side has to agree on with this one.
+extern "C" const u32 metal_layout[] = {sizeof(Dispatch), sizeof(Buffer), sizeof(Report), sizeof(Cell), STACK, GUARD, REDZONE};
 
 // `order` has room for the number of threadgroups.
 extern "C" void metal_dispatch(Dispatch* dispatch, u32* order) {
