@@ -17,9 +17,18 @@ import pytest
 from localspec.kernels import place, registry
 from localspec.kernels.kernel import Heat, Kernel
 from localspec.kernels.place import Place
-from localspec.kernels.selection import Kernels
+from localspec.kernels.selection import Decision, Kernels, Status
 
 MAC = Place("Apple M9", "27.1", "0.32.4", "d" * 32)
+
+
+class Using(Kernels):
+    """Uses the kernels of these names, without a test."""
+
+    def __init__(self, *names: str) -> None:
+        self.told: list[str] = []
+        super().__init__("off", notify=self.told.append)
+        self._decisions = {name: Decision(Status.IN_USE) for name in names}
 
 
 class Clock:

@@ -11,6 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+from kernels import Using
 from metal.emulator import MetalError, emulated
 from tiny import ScriptDrafter, tiny_llama
 
@@ -397,8 +398,8 @@ def test_ids_with_the_emulated_kernel_are_those_of_the_reference(
 
     def run(script: list[int], **settings: Any) -> Any:
         drafter = ScriptDrafter(script, wrong={12, 13, 19})
-        engine = Engine(model, drafters=[drafter])
-        engine.target.few_rows, engine._exact._probed = True, found
+        engine = Engine(model, drafters=[drafter], kernels=Using("few-rows"))
+        engine._exact._probed = found
         return engine.generate(prompt, max_tokens=16, seed=3, temperature=0.7, exact="rows", logprobs=1, **settings)
 
     with emulated(check=False):

@@ -11,11 +11,14 @@ import architectures
 import mlx.core as mx
 import numpy as np
 import pytest
+from kernels import Using
 from metal.emulator import MetalError, emulated
 from mlx_lm.models import gated_delta
 from test_kernel_matmul import LEAST, SCHEDULES, UNIT, float64, planted
+from tiny import ScriptDrafter
 
 from localspec.caches.leaves import SnapshotLeaf
+from localspec.engine import Engine
 from localspec.kernels import launch, recurrence, traffic_matmul
 from localspec.target import Target
 from localspec.transaction import Transaction
@@ -313,3 +316,21 @@ def test_the_hook_is_for_replays_only(monkeypatch: pytest.MonkeyPatch) -> None:
     recurrence._wrappers.leave()
     assert calls == [3, 3]
     assert gated_delta.gated_delta_kernel is before
+
+
+def test_the_engine_rolls_back_by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, prompt, replays = hybrid(monkeypatch), [3, 1, 4, 1, 5], []
+    original = recurrence.replay
+    monkeypatch.setattr(recurrence, "replay", lambda *args: replays.append(args[-1]) or original(*args))
+    settings: dict[str, Any] = {"max_tokens": 12, "seed": 3, "temperature": 0.7}
+    with emulated(check=False):
+        build_theirs(monkeypatch)
+        plain = Engine(model, drafters=[]).generate(prompt, **settings)
+        assert not replays
+        drafter = ScriptDrafter(prompt + plain.ids, wrong={7, 12})
+        drafted = Engine(model, drafters=[drafter], kernels=Using("replay")).generate(
+            prompt, draft_length=3, **settings
+        )
+    assert drafted.ids == plain.ids
+    assert 0 < drafted.stats.accepted < drafted.stats.drafted
+    assert len(replays) > 1

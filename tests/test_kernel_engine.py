@@ -1,0 +1,120 @@
+"""The engine with kernels in use, emulated: the ids are those of the references, and nothing breaks when one fails."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from kernels import Using
+from metal.emulator import emulated
+from tiny import ScriptDrafter, tiny_llama
+
+from localspec.drafters import ModelDrafter
+from localspec.engine import Engine
+from localspec.kernels import launch, verify
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4, 1, 5]
+TOKENS = 24
+CASES: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "warm": {"temperature": 0.8},
+    "filtered": {"temperature": 1.1, "top_p": 0.9, "min_p": 0.01, "top_k": 20},
+    "penalised": {"temperature": 0.7, "repetition_penalty": 1.3, "logit_bias": {3: 2.0}},
+    "processed": {"temperature": 0.7, "logits_processors": (lambda tokens, logits: logits * 0.9,)},
+    "rejection": {"temperature": 1.0, "accept": "rejection"},
+    "rejection, filtered": {"temperature": 0.9, "accept": "rejection", "top_p": 0.8},
+    "rejection, greedy": {"accept": "rejection"},
+}
+
+
+def run(case: str, *kernels: str, drafters: Sequence[Any] | None = None, **settings: Any) -> Any:
+    chosen = [ModelDrafter(tiny_llama(7, scale=2.0))] if drafters is None else drafters
+    engine = Engine(tiny_llama(scale=2.0), drafters=chosen, kernels=Using(*kernels))
+    return engine.generate(PROMPT, max_tokens=TOKENS, seed=11, draft_length=3, **{**CASES[case], **settings})
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_ids_with_emulated_kernels_are_those_of_the_references(case: str) -> None:
+    expected = run(case)
+    with emulated(check=False) as device:
+        found = run(case, "verify", "truncation")
+    assert found.ids == expected.ids
+    assert [t.source for t in found.tokens] == [t.source for t in expected.tokens]
+    for ours, theirs in zip(found.tokens, expected.tokens, strict=True):
+        assert (ours.p, ours.logprob) == pytest.approx((theirs.p, theirs.logprob), rel=1e-4, abs=1e-5)
+    ran = {dispatch.kernel.split("localspec_")[1].split("_float")[0].split("_0")[0] for dispatch in device.dispatches}
+    assert any(name.startswith("verify_rejection" if "rejection" in case else "verify_coupled") for name in ran)
+    assert any(name.startswith("truncation") for name in ran) == ("filtered" in case)
+
+
+@pytest.mark.parametrize("case", ["greedy", "warm", "filtered", "penalised"])
+def test_speculation_changes_no_id_with_kernels_in_use(case: str) -> None:
+    with emulated(check=False):
+        plain = run(case, "verify", "truncation", speculate=False)
+        script = ScriptDrafter(PROMPT + plain.ids, wrong={len(PROMPT) + 4, len(PROMPT) + 11})
+        drafted = run(case, "verify", "truncation", drafters=[script])
+    assert drafted.ids == plain.ids
+    assert 0 < drafted.stats.accepted < drafted.stats.drafted
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"logprobs": 2}, {"xtc_probability": 0.5}, {"accept": "block"}],
+    ids=["alternatives", "xtc", "block"],
+)
+def test_what_the_kernel_does_not_know_is_left_to_the_references(settings: dict[str, Any]) -> None:
+    expected = run("warm", **settings)
+    with emulated(check=False) as device:
+        found = run("warm", "verify", "truncation", **settings)
+    assert found.ids == expected.ids
+    assert not device.dispatches
+
+
+def test_noise_of_another_position_in_the_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = run("warm")
+    right = verify._words
+    monkeypatch.setattr(verify, "_words", lambda noise, position: right(noise, position + 1))
+    with emulated(check=False):
+        assert run("warm", "verify").ids != expected.ids
+
+
+def test_a_kernel_that_fails_in_use_is_replaced_in_the_middle_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = run("warm")
+    calls = 0
+    right = verify.coupled
+
+    def failing(logits: mx.array, *args: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += logits.shape[0] > 1
+        if calls == 3:
+            raise RuntimeError("[metal::Device] Unable to build metal library")
+        return right(logits, *args, **options)
+
+    monkeypatch.setattr(verify, "coupled", failing)
+    engine = Engine(
+        tiny_llama(scale=2.0), drafters=[ModelDrafter(tiny_llama(7, scale=2.0))], kernels=(using := Using("verify"))
+    )
+    with emulated(check=False):
+        found = engine.generate(PROMPT, max_tokens=TOKENS, seed=11, draft_length=3, temperature=0.8)
+    assert found.ids == expected.ids
+    assert calls == 3
+    assert len(using.told) == 1
+    assert "verify kernel failed" in using.told[0]
+
+
+def test_kernels_are_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[str] = []
+    with emulated(check=False):
+        emulator: Any = mx.fast.metal_kernel
+
+        def counted(**options: Any) -> Any:
+            built.append(options["name"])
+            return emulator(**options)
+
+        monkeypatch.setattr(mx.fast, "metal_kernel", counted)
+        run("warm", "verify")
+        monkeypatch.undo()
+    launch.built.cache_clear()
+    assert built == ["localspec_verify_coupled"]
