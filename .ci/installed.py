@@ -18,7 +18,7 @@ if not (catalogue() and read_workloads() and files("localspec.tui").joinpath(str
 missing = [
     str(source.relative_to(checkout))
     for folder, home in (("localspec", "."), ("models", "models"), ("tui", "tui"))
-    for source in (checkout / folder).rglob("*.py")
+    for source in [*(checkout / folder).rglob("*.py"), *(checkout / folder).rglob("*.metal")]
     if not (package / home / source.relative_to(checkout / folder)).is_file()
 ]
 if missing:
