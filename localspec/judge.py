@@ -85,7 +85,7 @@ class Judge:
         """
         if self._fused():
             logits = self._adjusted(logits, token, history)
-            found = self._coupled(verify.coupled, logits, len(history) + 1)
+            found = self._run_coupled(logits, len(history) + 1, None, mx.async_eval)
             step = Step(found.tokens, found.logprob, found.log_p, found.normalizer, ())
         else:
             row = self._distribution(logits, token, history)
@@ -126,27 +126,34 @@ class Judge:
     def _fused(self) -> bool:
         return self._plain_rows and self._kernels.uses("verify")
 
-    def _cutoff(self, logits: mx.array) -> Cutoff | None:
+    def _cutoff(self, logits: mx.array, find: Callable[..., Cutoff]) -> Cutoff | None:
         settings = self._settings
         size = logits.shape[-1]
         if settings.temperature == 0 or not (0 < settings.top_p < 1 or settings.min_p > 0 or 0 < settings.top_k < size):
             return None
-        find = truncation.cutoff if self._kernels.uses("truncation") else cutoff_reference
         return find(logits, top_p=settings.top_p, min_p=settings.min_p, top_k=settings.top_k)
 
-    def _coupled(
-        self, judge: Callable[..., Coupled], logits: mx.array, first: int, drafts: mx.array | None = None
+    def _find(self) -> Callable[..., Cutoff]:
+        return truncation.cutoff if self._kernels.uses("truncation") else cutoff_reference
+
+    def _run_coupled(
+        self, logits: mx.array, first: int, drafts: mx.array | None, evaluate: Callable[..., None]
     ) -> Coupled:
-        cutoff, heat = self._cutoff(logits), self._settings.temperature
-        return judge(logits, cutoff, temperature=heat, noise=self._noise, position=first, drafts=drafts)
+        def judged(judge: Callable[..., Coupled], find: Callable[..., Cutoff]) -> Coupled:
+            cutoff, heat = self._cutoff(logits, find), self._settings.temperature
+            return judge(logits, cutoff, temperature=heat, noise=self._noise, position=first, drafts=drafts)
+
+        # What takes the kernel's place has no kernel in it: either of the two may be what failed.
+        found: Coupled = self._kernels.run(
+            "verify",
+            lambda: judged(verify.coupled, self._find()),
+            lambda: judged(coupled_reference, cutoff_reference),
+            evaluate,
+        )
+        return found
 
     def _fused_coupled(self, logits: mx.array, proposal: Proposal, first: int) -> _Verdict:
-        drafts = mx.array(proposal.tokens, mx.uint32)
-        found = self._kernels.run(
-            "verify",
-            lambda: self._coupled(verify.coupled, logits, first, drafts),
-            lambda: self._coupled(coupled_reference, logits, first, drafts),
-        )
+        found = self._run_coupled(logits, first, mx.array(proposal.tokens, mx.uint32), mx.eval)
         accepted = _ints(found.accepted[None])[0]
         kept = accepted + 1
         self._check_rows(found.normalizer, kept, first)
@@ -157,11 +164,15 @@ class Judge:
     def _fused_rejection(self, logits: mx.array, proposal: Proposal, first: int) -> _Verdict:
         drafts = mx.array(proposal.tokens, mx.uint32)
 
-        def judged(judge: Callable[..., Judged]) -> Judged:
-            cutoff, heat = self._cutoff(logits), self._settings.temperature
+        def judged(judge: Callable[..., Judged], find: Callable[..., Cutoff]) -> Judged:
+            cutoff, heat = self._cutoff(logits, find), self._settings.temperature
             return judge(logits, cutoff, drafts, proposal.q, temperature=heat, noise=self._noise, position=first)
 
-        found = self._kernels.run("verify", lambda: judged(verify.rejection), lambda: judged(rejection_reference))
+        found = self._kernels.run(
+            "verify",
+            lambda: judged(verify.rejection, self._find()),
+            lambda: judged(rejection_reference, cutoff_reference),
+        )
         accepted = _ints(found.accepted[None])[0]
         self._check_rows(found.normalizer, accepted + 1, first)
         return _Verdict(

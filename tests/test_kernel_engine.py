@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -13,7 +14,7 @@ from tiny import ScriptDrafter, tiny_llama
 
 from localspec.drafters import ModelDrafter
 from localspec.engine import Engine
-from localspec.kernels import launch, verify
+from localspec.kernels import launch, truncation, verify
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4, 1, 5]
 TOKENS = 24
@@ -102,6 +103,45 @@ def test_a_kernel_that_fails_in_use_is_replaced_in_the_middle_of_the_answer(monk
     assert calls == 3
     assert len(using.told) == 1
     assert "verify kernel failed" in using.told[0]
+
+
+def broken(shape: tuple[int, ...]) -> mx.array:
+    """Fails when it is evaluated, which is when MLX builds and runs a kernel."""
+    return mx.broadcast_to(mx.linalg.inv(mx.zeros((2, 2)), stream=mx.cpu)[0, 0], shape)
+
+
+@pytest.mark.parametrize("case", ["warm", "filtered", "rejection, filtered"])
+@pytest.mark.parametrize("speculate", [True, False])
+@pytest.mark.parametrize("part", ["verify", "truncation"])
+def test_a_kernel_that_fails_where_it_is_evaluated_is_replaced(
+    case: str, speculate: bool, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = run(case, speculate=speculate)
+
+    def failing(right: Any) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
+            found = right(*args, **options)
+            if part == "truncation":
+                return replace(found, threshold=broken(found.threshold.shape))
+            return found._replace(log_p=broken(found.log_p.shape))
+
+        return call
+
+    if part == "verify":
+        monkeypatch.setattr(verify, "coupled", failing(verify.coupled))
+        monkeypatch.setattr(verify, "rejection", failing(verify.rejection))
+    elif "filtered" in case:
+        monkeypatch.setattr(truncation, "cutoff", failing(truncation.cutoff))
+    using = Using("verify", "truncation")
+    drafters = [ModelDrafter(tiny_llama(7, scale=2.0))]
+    engine = Engine(tiny_llama(scale=2.0), drafters=drafters, kernels=using)
+    with emulated(check=False):
+        settings = {**CASES[case], "speculate": speculate}
+        found = engine.generate(PROMPT, max_tokens=TOKENS, seed=11, draft_length=3, **settings)
+    assert found.ids == expected.ids
+    failed = part == "verify" or "filtered" in case
+    assert len(using.told) == failed
+    assert using.uses("verify") != failed
 
 
 def test_kernels_are_built_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,20 +91,27 @@ class Kernels:
         self._explain(name, found)
         return found
 
-    def run(self, name: str, ours: Callable[[], Arrays], reference: Callable[[], Arrays]) -> Arrays:
+    def run(
+        self,
+        name: str,
+        ours: Callable[[], Arrays],
+        reference: Callable[[], Arrays],
+        evaluate: Callable[[Arrays], None] = mx.eval,
+    ) -> Arrays:
         """What the kernel gives if it is used, else what its reference gives.
 
-        Ours is evaluated here, because that is where MLX builds and runs it, and where it may fail. Then the reference
-        is what is returned, now and from now on; unless that fails as well, and so the fault is not the kernel's.
+        Ours is evaluated here (`evaluate`: or begun, by mx.async_eval), because that is where MLX builds and runs it,
+        and where it may fail. Then the reference is what is returned, now and from now on; unless that fails as well,
+        and so the fault is not the kernel's.
         """
         if not self.uses(name):
             return reference()
         try:
             result = ours()
-            mx.eval(result)
+            evaluate(result)
         except FAULTS as error:
             result = reference()
-            mx.eval(result)
+            evaluate(result)
             self.fall_back(name, error)
         return result
 

@@ -6,7 +6,7 @@ Made of the functions that plain decoding and the acceptance rules are made of; 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -20,8 +20,7 @@ DraftDistribution = mx.array | tuple[mx.array, mx.array] | None
 the target's tokens, (float32 [n, W], int32 [W]): the ids of its W columns, ascending. All q are finite."""
 
 
-@dataclass(frozen=True, slots=True)
-class Coupled:
+class Coupled(NamedTuple):
     """What the coupled rule finds in each row of a pass."""
 
     tokens: mx.array
@@ -39,8 +38,7 @@ class Coupled:
     """Int32 []: how many leading drafts equal the tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
+class Judged(NamedTuple):
     """What the rejection rule finds in each row of a pass with n drafts."""
 
     passed: mx.array
