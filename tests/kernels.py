@@ -19,7 +19,7 @@ from localspec.kernels.kernel import Heat, Kernel
 from localspec.kernels.place import Place
 from localspec.kernels.selection import Decision, Kernels, Status
 
-MAC = Place("Apple M9", "27.1", "0.32.4", "d" * 32)
+MAC = Place("Apple M9", "27.1", "0.32.4", "0.32.2", "d" * 32)
 
 
 class Using(Kernels):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import subprocess
 import sys
@@ -217,7 +218,9 @@ def test_tests_run_once_for_all_engines_of_a_machine(bench: Bench) -> None:
     assert bench.ran == ran
 
 
-@pytest.mark.parametrize("change", [{"device": "Apple M8"}, {"macos": "27.2"}, {"mlx": "0.33.0"}, {"sources": "e"}])
+@pytest.mark.parametrize(
+    "change", [{"device": "Apple M8"}, {"macos": "27.2"}, {"mlx": "0.33.0"}, {"mlx_lm": "0.33.0"}, {"sources": "e"}]
+)
 def test_a_record_holds_for_its_place_alone(bench: Bench, change: dict[str, str]) -> None:
     bench.kernels().uses("good")
     bench.at(replace(MAC, **change))
@@ -282,14 +285,23 @@ def test_metal_is_where_mlx_computes_by_default(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(mx, "device_info", lambda: {"device_name": "Apple M9"})
     here = place.here()
     assert here is not None
-    assert (here.device, here.mlx, here.sources) == ("Apple M9", version("mlx"), place.sources_digest())
+    assert (here.device, here.mlx, here.mlx_lm) == ("Apple M9", version("mlx"), version("mlx-lm"))
+    assert here.sources == place.sources_digest()
     monkeypatch.setattr(mx.metal, "is_available", lambda: False)
     assert place.here() is None
 
 
 @pytest.mark.parametrize(
     "fault",
-    [RuntimeError("[metal::Device] Unable to build\nmetal library"), ValueError("x"), MemoryError(), OSError("gone")],
+    [
+        RuntimeError("[metal::Device] Unable to build\nmetal library"),
+        ValueError("x"),
+        MemoryError(),
+        OSError("gone"),
+        AttributeError("another mlx-lm"),
+        ImportError("another mlx-lm"),
+        TypeError("another mlx-lm"),
+    ],
 )
 @pytest.mark.parametrize("where", ["self-test", "race"])
 def test_what_cannot_be_built_or_run_is_not_used(bench: Bench, fault: Exception, where: str) -> None:
@@ -464,15 +476,18 @@ def test_a_win_on_file_is_judged_again_and_not_believed(bench: Bench) -> None:
         "outcome",
         "place",
         "detail",
+        "no place",
+        "pairs",
     ],
 )
 def test_a_damaged_or_foreign_file_is_set_aside_and_rebuilt(bench: Bench, content: bytes | str) -> None:
     if isinstance(content, str):  # one field of a real record is wrong
         bench.kernels().uses("good")
         document = json.loads(bench.file.read_text())
-        document["records"][0][content] = (
-            {"laps": []} if content == "race" else {"device": 5} if content == "place" else 7
-        )
+        wrong: dict[str, Any] = {"race": {"laps": []}, "place": {"device": 5}, "no place": [], "pairs": math.inf}
+        first = document["records"][0]
+        part = first["race"]["laps"][0] if content == "pairs" else first
+        part[content.removeprefix("no ")] = wrong.get(content, 7)
         content = json.dumps(document).encode()
         bench.ran.clear()
     bench.file.parent.mkdir(exist_ok=True)
@@ -563,7 +578,7 @@ from localspec.kernels.place import Place
 from localspec.kernels.records import Record, Records
 store = Records(lambda line: sys.exit(line))
 for number in range(20):
-    store.keep(Record(f"k{number}", Place(sys.argv[1], "", "", ""), "agreed", "", None, ""))
+    store.keep(Record(f"k{number}", Place(sys.argv[1], "", "", "", ""), "agreed", "", None, ""))
 """
 
 
@@ -576,7 +591,7 @@ def test_processes_that_write_at_once_lose_nothing(bench: Bench) -> None:
         _, complaints = writer.communicate(timeout=120)
         assert (writer.returncode, complaints) == (0, "")
     store = Records(bench.said.append)
-    assert all(store.find(f"k{n}", Place(name, "", "", "")) for name in ("a", "b") for n in range(20))
+    assert all(store.find(f"k{n}", Place(name, "", "", "", "")) for name in ("a", "b") for n in range(20))
     assert sorted(os.listdir(bench.file.parent)) == [".kernels.json.lock", "kernels.json"]
 
 

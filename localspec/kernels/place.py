@@ -23,6 +23,8 @@ class Place:
     """The GPU's name, such as "Apple M2 Pro"."""
     macos: str
     mlx: str
+    mlx_lm: str
+    """Its kernel is what the replay's self-test compares bits with."""
     sources: str
     """Digest of localspec's kernels and their references."""
 
@@ -32,7 +34,7 @@ def here() -> Place | None:
     if not mx.metal.is_available() or mx.default_device().type != mx.DeviceType.gpu:
         return None
     device = str(mx.device_info().get("device_name", "unknown"))
-    return Place(device, platform.mac_ver()[0], version("mlx"), sources_digest())
+    return Place(device, platform.mac_ver()[0], version("mlx"), version("mlx-lm"), sources_digest())
 
 
 @cache

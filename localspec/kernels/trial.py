@@ -12,12 +12,14 @@ from localspec.kernels.records import Outcome, Record
 
 FAULTS = (RuntimeError, ValueError, MemoryError, OSError)
 """What MLX raises where a kernel cannot be built or run, and Python where its source cannot be read."""
+_MISFITS = (*FAULTS, AttributeError, ImportError, TypeError)
+"""The same, and what comes of an MLX or mlx-lm that is not as a self-test or a race expects it."""
 _LONGEST = 200
 
 
 def try_out(kernel: Kernel, place: Place, *, racing: bool, clock: Clock = time.perf_counter) -> Record:
     """What the self-test says, and the race where that agrees and `racing`. Runs in this thread; raises nothing of
-    FAULTS."""
+    those."""
 
     def record(outcome: Outcome, detail: str = "", race: Race | None = None) -> Record:
         now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -25,7 +27,7 @@ def try_out(kernel: Kernel, place: Place, *, racing: bool, clock: Clock = time.p
 
     try:
         difference = kernel.self_test()
-    except FAULTS as error:
+    except _MISFITS as error:
         return record("failed", f"self-test: {error}")
     if difference is not None:
         return record("disagreed", difference)
@@ -33,7 +35,7 @@ def try_out(kernel: Kernel, place: Place, *, racing: bool, clock: Clock = time.p
         return record("agreed")
     try:
         return record("agreed", race=race(kernel.heats(), clock))
-    except FAULTS as error:
+    except _MISFITS as error:
         return record("failed", f"race: {error}")
 
 
