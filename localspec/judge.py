@@ -77,6 +77,9 @@ class Judge:
         xtc = settings.xtc_probability > 0 and settings.temperature > 0
         self._plain_rows = matcher is None and not xtc and not settings.logprobs and settings.accept != "block"
         """Whether the kernel knows all that these settings ask for."""
+        if self._fused():
+            # Decided now: a first use may take seconds of tests, which no round is to be charged with.
+            kernels.uses("truncation")
 
     def start(self, logits: mx.array, token: mx.array, history: Sequence[int]) -> Step:
         """Begin to compute the token after a pass of `token` [1], which may not have been computed yet.

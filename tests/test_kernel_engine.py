@@ -15,6 +15,7 @@ from tiny import ScriptDrafter, tiny_llama
 from localspec.drafters import ModelDrafter
 from localspec.engine import Engine
 from localspec.kernels import launch, truncation, verify
+from localspec.transaction import Transaction
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4, 1, 5]
 TOKENS = 24
@@ -71,6 +72,26 @@ def test_what_the_kernel_does_not_know_is_left_to_the_references(settings: dict[
         found = run("warm", "verify", "truncation", **settings)
     assert found.ids == expected.ids
     assert not device.dispatches
+
+
+def test_what_a_round_costs_has_no_test_of_a_kernel_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    using, asked, decided = Using("verify", "truncation"), [], []
+    right, forward = using.decision, Transaction.forward
+
+    def decision(name: str) -> Any:
+        asked.append(name)
+        return right(name)
+
+    def pass_of_rows(self: Transaction, ids: mx.array) -> mx.array:
+        decided.append(set(asked))
+        return forward(self, ids)
+
+    monkeypatch.setattr(using, "decision", decision)
+    monkeypatch.setattr(Transaction, "forward", pass_of_rows)
+    engine = Engine(tiny_llama(scale=2.0), drafters=[], kernels=using)
+    with emulated(check=False):
+        engine.generate(PROMPT, max_tokens=2, seed=11, exact="off", speculate=False, **CASES["filtered"])
+    assert set(asked) == decided[0]
 
 
 def test_noise_of_another_position_in_the_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
