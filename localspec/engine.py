@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +68,7 @@ class Engine:
         self.kernels = kernels if isinstance(kernels, Kernels) else Kernels(kernels)
         quantization = None if kv_bits is None else KVQuantization(kv_bits, kv_group_size, quantized_kv_start)
         self.target = Target(model, quantization)
+        self._kernels_chosen = False
         self.controller = Controller()
         self._exact = Exact(self.target, context_length)
         self.drafters = [_drafter(d) for d in drafters]
@@ -167,8 +169,15 @@ class Engine:
 
     def _choose_kernels(self) -> None:
         """Before anything is measured, in the thread that decodes: passes round by what they are multiplied with."""
-        self.target.few_rows = self.kernels.uses("few-rows")
-        self.target.replay_kernel = self.kernels.uses("replay")
+        if self._kernels_chosen:
+            return
+        import mlx.nn as nn
+
+        quantized = any(isinstance(m, nn.QuantizedLinear | nn.QuantizedEmbedding) for m in self.model.modules())
+        self.target.few_rows = quantized and self.kernels.uses("few-rows")
+        # Models with such layers have imported them.
+        self.target.replay_kernel = "mlx_lm.models.gated_delta" in sys.modules and self.kernels.uses("replay")
+        self._kernels_chosen = True
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt; a start token is added where the tokenizer wants one and the text has none."""

@@ -75,21 +75,24 @@ class Judge:
         self._kernels = kernels
         settings = draw.settings
         xtc = settings.xtc_probability > 0 and settings.temperature > 0
-        self._plain_rows = matcher is None and not xtc and not settings.logprobs and settings.accept != "block"
-        """Whether the kernel knows all that these settings ask for."""
-        if self._fused():
-            # Decided now: a first use may take seconds of tests, which no round is to be charged with.
-            kernels.uses("truncation")
+        self._known = matcher is None and not xtc
+        """Whether the kernels know all that these settings ask for, but for the acceptance rule."""
+        self._choosing = "verify" if settings.temperature > 0 else "verify-greedy"
+        """The kernel that chooses tokens by themselves, and by the coupled rule."""
+        # Decided now: a first use may take seconds of tests, which no round is to be charged with.
+        if self._fused(self._choosing) or self._judging() is not None:
+            self._find()
 
     def start(self, logits: mx.array, token: mx.array, history: Sequence[int]) -> Step:
         """Begin to compute the token after a pass of `token` [1], which may not have been computed yet.
 
         logits: [1, vocabulary]; history: the ids before the token.
         """
-        if self._fused():
+        if self._fused(self._choosing):
             logits = self._adjusted(logits, token, history)
             found = self._run_coupled(logits, len(history) + 1, None, mx.async_eval)
-            step = Step(found.tokens, found.logprob, found.log_p, found.normalizer, ())
+            top = self._top_of(logits, found.normalizer)
+            step = Step(found.tokens, found.logprob, found.log_p, found.normalizer, top)
         else:
             row = self._distribution(logits, token, history)
             chosen = row.choose(self._gumbel(row, [len(history) + 1]))
@@ -112,11 +115,10 @@ class Judge:
         ids before `fed`. Raises NumericsError where the text comes to a row that is not finite.
         """
         first = len(history) + 1
-        if self._fused():
+        judging = self._judging()
+        if judging is not None:
             logits = self._adjusted(logits, fed, history)
-            coupled = self._settings.accept == "coupled"
-            verdict = (self._fused_coupled if coupled else self._fused_rejection)(logits, proposal, first)
-            return verdict.accepted, _chosen(verdict, proposal, ranked((), len(verdict.tokens)))
+            return judging(logits, proposal, first)
         rows = self._distribution(logits, fed, history)
         if self._settings.accept == "coupled":
             verdict = self._accept_coupled(rows, proposal.tokens, first)
@@ -126,14 +128,25 @@ class Judge:
             verdict = self._accept_block(rows, proposal, first)
         return verdict.accepted, _chosen(verdict, proposal, ranked(self._top(rows), len(verdict.tokens)))
 
-    def _fused(self) -> bool:
-        return self._plain_rows and self._kernels.uses("verify")
+    def _fused(self, kernel: str) -> bool:
+        return self._known and self._kernels.uses(kernel)
+
+    def _judging(self) -> Callable[[mx.array, Proposal, int], tuple[int, list[Chosen]]] | None:
+        """What judges drafts by a kernel; None where none does."""
+        if self._settings.accept == "coupled":
+            return self._fused_coupled if self._fused(self._choosing) else None
+        if self._settings.accept == "rejection" and self._settings.temperature > 0:
+            return self._fused_rejection if self._fused("verify-rejection") else None
+        return None
 
     def _cutoff(self, logits: mx.array, find: Callable[..., Cutoff]) -> Cutoff | None:
         settings = self._settings
         size = logits.shape[-1]
-        if settings.temperature == 0 or not (0 < settings.top_p < 1 or settings.min_p > 0 or 0 < settings.top_k < size):
+        sorts = 0 < settings.top_p < 1 or 0 < settings.top_k < size
+        if settings.temperature == 0 or not (sorts or settings.min_p > 0):
             return None
+        if not sorts:
+            find = cutoff_reference  # a maximum: nothing that the kernel would save
         return find(logits, top_p=settings.top_p, min_p=settings.min_p, top_k=settings.top_k)
 
     def _find(self) -> Callable[..., Cutoff]:
@@ -148,23 +161,24 @@ class Judge:
 
         # What takes the kernel's place has no kernel in it: either of the two may be what failed.
         found: Coupled = self._kernels.run(
-            "verify",
+            self._choosing,
             lambda: judged(verify.coupled, self._find()),
             lambda: judged(coupled_reference, cutoff_reference),
             evaluate,
         )
         return found
 
-    def _fused_coupled(self, logits: mx.array, proposal: Proposal, first: int) -> _Verdict:
+    def _fused_coupled(self, logits: mx.array, proposal: Proposal, first: int) -> tuple[int, list[Chosen]]:
         found = self._run_coupled(logits, first, mx.array(proposal.tokens, mx.uint32), mx.eval)
         accepted = _ints(found.accepted[None])[0]
         kept = accepted + 1
         self._check_rows(found.normalizer, kept, first)
-        return _Verdict(
+        verdict = _Verdict(
             accepted, _ints(found.tokens)[:kept], _floats(found.log_p)[:kept], _floats(found.logprob)[:kept]
         )
+        return accepted, _chosen(verdict, proposal, ranked(self._top_of(logits, found.normalizer), kept))
 
-    def _fused_rejection(self, logits: mx.array, proposal: Proposal, first: int) -> _Verdict:
+    def _fused_rejection(self, logits: mx.array, proposal: Proposal, first: int) -> tuple[int, list[Chosen]]:
         drafts = mx.array(proposal.tokens, mx.uint32)
 
         def judged(judge: Callable[..., Judged], find: Callable[..., Cutoff]) -> Judged:
@@ -172,18 +186,19 @@ class Judge:
             return judge(logits, cutoff, drafts, proposal.q, temperature=heat, noise=self._noise, position=first)
 
         found = self._kernels.run(
-            "verify",
+            "verify-rejection",
             lambda: judged(verify.rejection, self._find()),
             lambda: judged(rejection_reference, cutoff_reference),
         )
         accepted = _ints(found.accepted[None])[0]
         self._check_rows(found.normalizer, accepted + 1, first)
-        return _Verdict(
+        verdict = _Verdict(
             accepted,
             [*proposal.tokens[:accepted], _ints(found.tokens)[accepted]],
             [*_floats(found.draft_log_p)[:accepted], _floats(found.log_p)[accepted]],
             [*_floats(found.draft_logprob)[:accepted], _floats(found.logprob)[accepted]],
         )
+        return accepted, _chosen(verdict, proposal, ranked(self._top_of(logits, found.normalizer), accepted + 1))
 
     def _accept_coupled(self, rows: Distribution, drafts: list[int], first: int) -> _Verdict:
         chosen = rows.choose(self._gumbel(rows, range(first, first + len(drafts) + 1)))
@@ -258,6 +273,12 @@ class Judge:
 
     def _top(self, rows: Distribution) -> tuple[mx.array, ...]:
         return rows.top(self._settings.logprobs) if self._settings.logprobs else ()
+
+    def _top_of(self, logits: mx.array, normalizer: mx.array) -> tuple[mx.array, ...]:
+        if not self._settings.logprobs:
+            return ()
+        logprobs = logits.astype(mx.float32) - normalizer[:, None]
+        return self._top(Distribution(logprobs, logprobs, normalizer, greedy=True))
 
     def _gumbel(self, rows: Distribution, positions: Sequence[int]) -> mx.array | None:
         return None if rows.greedy else self._noise.gumbel(positions, rows.scores.shape[-1])

@@ -75,7 +75,7 @@ class Bench:
             return [Heat("all", ours, functools.partial(self.clock.spend, 0.01 * ratio))]
 
         self.modules[name] = f"fake_{name}"
-        kernel = Kernel(name, f"test of {name}", self_test, heats, (name,))
+        kernel = Kernel(name, f"test of {name}", self_test, heats)
         self._patch.setitem(sys.modules, f"fake_{name}", SimpleNamespace(KERNEL=kernel))  # type: ignore[arg-type]
 
     def kernels(self, choice: str = "auto") -> Kernels:

@@ -15,10 +15,12 @@ from tiny import ScriptDrafter, tiny_llama
 from localspec.drafters import ModelDrafter
 from localspec.engine import Engine
 from localspec.kernels import launch, truncation, verify
+from localspec.kernels.launch import MOST_THREADS
 from localspec.transaction import Transaction
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4, 1, 5]
 TOKENS = 24
+ALL = ("verify", "verify-greedy", "verify-rejection", "truncation")
 CASES: dict[str, dict[str, Any]] = {
     "greedy": {},
     "warm": {"temperature": 0.8},
@@ -27,7 +29,6 @@ CASES: dict[str, dict[str, Any]] = {
     "processed": {"temperature": 0.7, "logits_processors": (lambda tokens, logits: logits * 0.9,)},
     "rejection": {"temperature": 1.0, "accept": "rejection"},
     "rejection, filtered": {"temperature": 0.9, "accept": "rejection", "top_p": 0.8},
-    "rejection, greedy": {"accept": "rejection"},
 }
 
 
@@ -41,7 +42,7 @@ def run(case: str, *kernels: str, drafters: Sequence[Any] | None = None, **setti
 def test_ids_with_emulated_kernels_are_those_of_the_references(case: str) -> None:
     expected = run(case)
     with emulated(check=False) as device:
-        found = run(case, "verify", "truncation")
+        found = run(case, *ALL)
     assert found.ids == expected.ids
     assert [t.source for t in found.tokens] == [t.source for t in expected.tokens]
     for ours, theirs in zip(found.tokens, expected.tokens, strict=True):
@@ -54,28 +55,40 @@ def test_ids_with_emulated_kernels_are_those_of_the_references(case: str) -> Non
 @pytest.mark.parametrize("case", ["greedy", "warm", "filtered", "penalised"])
 def test_speculation_changes_no_id_with_kernels_in_use(case: str) -> None:
     with emulated(check=False):
-        plain = run(case, "verify", "truncation", speculate=False)
+        plain = run(case, *ALL, speculate=False)
         script = ScriptDrafter(PROMPT + plain.ids, wrong={len(PROMPT) + 4, len(PROMPT) + 11})
-        drafted = run(case, "verify", "truncation", drafters=[script])
+        drafted = run(case, *ALL, drafters=[script])
     assert drafted.ids == plain.ids
     assert 0 < drafted.stats.accepted < drafted.stats.drafted
 
 
 @pytest.mark.parametrize(
     "settings",
-    [{"logprobs": 2}, {"xtc_probability": 0.5}, {"accept": "block"}],
-    ids=["alternatives", "xtc", "block"],
+    [{"xtc_probability": 0.5}, {"accept": "block"}, {"accept": "rejection", "temperature": 0.0}],
+    ids=["xtc", "block", "greedy rejection"],
 )
-def test_what_the_kernel_does_not_know_is_left_to_the_references(settings: dict[str, Any]) -> None:
+def test_what_the_kernels_do_not_know_is_left_to_the_references(settings: dict[str, Any]) -> None:
     expected = run("warm", **settings)
     with emulated(check=False) as device:
-        found = run("warm", "verify", "truncation", **settings)
+        found = run("warm", *ALL, **settings)
     assert found.ids == expected.ids
-    assert not device.dispatches
+    assert not any(dispatch.grid[0] > MOST_THREADS for dispatch in device.dispatches)  # single rows at most
+
+
+@pytest.mark.parametrize("case", ["greedy", "filtered", "rejection"])
+def test_alternatives_come_with_the_kernels_tokens(case: str) -> None:
+    expected = run(case, logprobs=2)
+    with emulated(check=False) as device:
+        found = run(case, *ALL, logprobs=2)
+        assert found.ids == run(case, *ALL).ids == expected.ids
+    assert device.dispatches
+    for ours, theirs in zip(found.tokens, expected.tokens, strict=True):
+        assert [id_ for id_, _ in ours.top_logprobs] == [id_ for id_, _ in theirs.top_logprobs]
+        assert dict(ours.top_logprobs) == pytest.approx(dict(theirs.top_logprobs), abs=1e-4)
 
 
 def test_what_a_round_costs_has_no_test_of_a_kernel_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    using, asked, decided = Using("verify", "truncation"), [], []
+    using, asked, decided = Using(*ALL), [], []
     right, forward = using.decision, Transaction.forward
 
     def decision(name: str) -> Any:
@@ -153,7 +166,7 @@ def test_a_kernel_that_fails_where_it_is_evaluated_is_replaced(
         monkeypatch.setattr(verify, "rejection", failing(verify.rejection))
     elif "filtered" in case:
         monkeypatch.setattr(truncation, "cutoff", failing(truncation.cutoff))
-    using = Using("verify", "truncation")
+    using = Using(*ALL)
     drafters = [ModelDrafter(tiny_llama(7, scale=2.0))]
     engine = Engine(tiny_llama(scale=2.0), drafters=drafters, kernels=using)
     with emulated(check=False):
@@ -161,8 +174,9 @@ def test_a_kernel_that_fails_where_it_is_evaluated_is_replaced(
         found = engine.generate(PROMPT, max_tokens=TOKENS, seed=11, draft_length=3, **settings)
     assert found.ids == expected.ids
     failed = part == "verify" or "filtered" in case
-    assert len(using.told) == failed
-    assert using.uses("verify") != failed
+    acting = "verify-rejection" if speculate and "rejection" in case else "verify"
+    assert using.uses(acting) != failed
+    assert any(f"{acting} kernel failed" in line for line in using.told) == failed
 
 
 def test_kernels_are_built_once(monkeypatch: pytest.MonkeyPatch) -> None:

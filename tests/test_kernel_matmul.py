@@ -160,18 +160,19 @@ def test_the_self_test_agrees() -> None:
 
 
 def test_both_sides_of_a_heat_do_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[int, int]] = []
+    asked: list[tuple[int, int, int]] = []
 
-    def small(depth: int, columns: int) -> list[Any]:
-        asked.append((depth, columns))
-        return [matmul.example(1, 128, 12, mx.bfloat16, 4, 64)[1:]] * 2
+    def small(depth: int, columns: int, bits: int) -> list[Any]:
+        asked.append((depth, columns, bits))
+        return [matmul.example(1, 128, 12, mx.bfloat16, bits, 64)[1:]] * 2
 
     monkeypatch.setattr(matmul, "_layers", small)
     heats = matmul.heats()
-    assert asked == [(4096, 4096), (4096, 14336)]
-    assert [heat.name.split(",")[0] for heat in heats] == ["1 row", "2 rows", "4 rows", "8 rows"] * 2
+    assert asked == [(4096, 4096, 4), (4096, 14336, 4), (4096, 4096, 8)]
+    names = [heat.name.split(",")[0] for heat in heats]
+    assert names == ["1 row", "2 rows", "4 rows", "8 rows"] * 2 + ["1 row", "4 rows"]
     with emulated(check=False):
-        for heat in heats[:2]:
+        for heat in (heats[0], heats[1], heats[-1]):
             for ours, theirs in zip(heat.ours(), heat.theirs(), strict=True):
                 assert mx.allclose(ours, theirs, rtol=0.05, atol=0.5).item()
 
@@ -231,7 +232,7 @@ FAULTS: dict[str, tuple[str, str]] = {
 
 def planted(monkeypatch: pytest.MonkeyPatch, module: Any, old: str, new: str) -> None:
     """Have the module's kernel built from its source with one change."""
-    text = kernel.source(module.KERNEL.sources[0])
+    text = kernel.source("few_rows" if module is matmul else "gated_delta_replay")
     assert text.count(old) == 1, f"{old!r} stands {text.count(old)} times in the source"
     monkeypatch.setattr(launch, "source", lambda name: text.replace(old, new))
     launch.built.cache_clear()

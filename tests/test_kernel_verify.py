@@ -27,7 +27,7 @@ from kernel_rows import (
 from metal.emulator import MetalError, emulated
 from odds import FALSE_ALARM, chi_square
 
-from localspec.kernels import traffic_verify, verify
+from localspec.kernels import traffic_verify, verify, verify_greedy, verify_rejection
 from localspec.kernels.kernel import source
 from localspec.kernels.launch import threads_for
 from localspec.kernels.traffic import Entry
@@ -350,7 +350,20 @@ def test_what_comes_out_has_the_targets_distribution(reduced: bool) -> None:
 
 def test_self_test_agrees() -> None:
     with emulated(check=False):
-        assert verify.KERNEL.self_test() is None
+        for kernel in (verify.KERNEL, verify_greedy.KERNEL, verify_rejection.KERNEL):
+            assert kernel.self_test() is None
+
+
+def test_both_sides_of_a_heat_do_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer tokens than a race has; the numbers of rows are those that decoding has."""
+    right = mx.random.normal
+    monkeypatch.setattr(mx.random, "normal", lambda shape, key: right((*shape[:-1], min(shape[-1], 2000)), key=key))
+    heats = [one for kernel in (verify.KERNEL, verify_greedy.KERNEL, verify_rejection.KERNEL) for one in kernel.heats()]
+    assert len({heat.name for heat in heats}) == 4 + 4  # greedy ones are called as the others without filter
+    with emulated(check=False):
+        for heat in heats:
+            for ours, theirs in zip(heat.ours(), heat.theirs(), strict=True):
+                assert mx.allclose(ours, theirs, rtol=1e-4, atol=1e-4).item(), heat.name
 
 
 @pytest.mark.parametrize(

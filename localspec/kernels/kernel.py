@@ -39,8 +39,6 @@ class Kernel:
     """Runs it against its reference on this device: None when they agree, else one line about the first difference."""
     heats: Callable[[], Sequence[Heat]]
     """The work of its race, at the sizes at which it is to be used."""
-    sources: tuple[str, ...]
-    """The Metal files that it is made of: a record of its self-test is void when one of them changes."""
 
 
 @cache

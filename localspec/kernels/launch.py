@@ -12,8 +12,9 @@ from localspec.kernels.kernel import source
 
 WIDTH = 32
 """Threads of a simdgroup."""
-MOST_THREADS = 1024
-"""Threads of a threadgroup, on every Apple GPU."""
+MOST_THREADS = 384
+"""Threads of a threadgroup. A GPU may take 1024; how many it takes of one kernel depends on the registers that its
+compiler gives each, and MLX refuses a call with more. No Apple GPU is known to take fewer than these."""
 
 
 def kernel(

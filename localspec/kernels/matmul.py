@@ -221,30 +221,35 @@ def _unit(dtype: mx.Dtype) -> float:
 
 
 def heats() -> list[Heat]:
-    """4 bits in groups of 64, bfloat16: a square layer and a wide one of a model of 8 billion weights."""
-    return [_heat(rows, weights) for weights in (_layers(4096, 4096), _layers(4096, 14336)) for rows in (1, 2, 4, 8)]
+    """Groups of 64, bfloat16: a square layer of 4 and of 8 bits, and a wide one, of a model of 8 billion weights."""
+    made = []
+    for columns, bits, passes in ((4096, 4, (1, 2, 4, 8)), (14336, 4, (1, 2, 4, 8)), (4096, 8, (1, 4))):
+        layers = _layers(4096, columns, bits)
+        made += [_heat(rows, layers, bits) for rows in passes]
+    return made
 
 
-def _layers(depth: int, columns: int) -> list[tuple[mx.array, mx.array, mx.array]]:
+def _layers(depth: int, columns: int, bits: int) -> list[tuple[mx.array, mx.array, mx.array]]:
     """Weights of several layers, more than caches hold: decoding reads each of them once per pass."""
-    count = -(-100_000_000 // (columns * depth // 2))
+    count = -(-100_000_000 // (columns * depth * bits // 8))
     layers = []
     for seed in range(count):
-        w = mx.random.randint(0, 2**31 - 1, (columns, depth // 8), mx.uint32, key=mx.random.key(seed))
+        w = mx.random.randint(0, 2**31 - 1, (columns, depth * bits // 32), mx.uint32, key=mx.random.key(seed))
         scales = mx.full((columns, depth // 64), 0.01, mx.bfloat16)
         layers.append((w, scales, mx.full(scales.shape, -0.08, mx.bfloat16)))
     mx.eval(layers)
     return layers
 
 
-def _heat(rows: int, layers: list[tuple[mx.array, mx.array, mx.array]]) -> Heat:
+def _heat(rows: int, layers: list[tuple[mx.array, mx.array, mx.array]], bits: int) -> Heat:
     columns, words = layers[0][0].shape
-    x = mx.random.normal((rows, words * 8), key=mx.random.key(0)).astype(mx.bfloat16)
+    depth = words * 32 // bits
+    x = mx.random.normal((rows, depth), key=mx.random.key(0)).astype(mx.bfloat16)
     mx.eval(x)
     return Heat(
-        f"{rows} row{'s' if rows > 1 else ''}, {words * 8} x {columns}",
-        lambda: [matmul(x, *layer, bits=4) for layer in layers],
-        lambda: [_quantized_matmul(x, *layer, group_size=64, bits=4) for layer in layers],
+        f"{rows} row{'s' if rows > 1 else ''}, {depth} x {columns}, {bits} bits",
+        lambda: [matmul(x, *layer, bits=bits) for layer in layers],
+        lambda: [_quantized_matmul(x, *layer, group_size=64, bits=bits) for layer in layers],
         least=_LEAST_ALONE if rows == 1 else LEAST,
     )
 
@@ -254,5 +259,4 @@ KERNEL = Kernel(
     purpose="products of 1 to 8 rows with quantized weights, alike bit for bit",
     self_test=self_test,
     heats=heats,
-    sources=("few_rows",),
 )

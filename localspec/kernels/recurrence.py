@@ -196,5 +196,4 @@ KERNEL = Kernel(
     purpose="the gated delta rule's state after the kept rows of a pass",
     self_test=self_test,
     heats=heats,
-    sources=("gated_delta_replay",),
 )

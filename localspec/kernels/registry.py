@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 
 MODULES: dict[str, str] = {
     "verify": "localspec.kernels.verify",
+    "verify-greedy": "localspec.kernels.verify_greedy",
+    "verify-rejection": "localspec.kernels.verify_rejection",
     "truncation": "localspec.kernels.truncation",
     "few-rows": "localspec.kernels.matmul",
     "replay": "localspec.kernels.recurrence",

@@ -72,7 +72,8 @@ class Kernels:
     def uses(self, name: str) -> bool:
         """Whether the kernel is to be used rather than its reference.
 
-        Call it from the thread that decodes: the first call may run a self-test and a race, for seconds. From any
+        Call it from the thread that decodes, whose default device decides for the whole engine: the first call may run
+        a self-test and a race, for seconds. From any
         thread, all later ones look it up, and give the same answer unless the kernel failed since (`fall_back`).
         """
         return self.decision(name).status is Status.IN_USE
@@ -116,7 +117,7 @@ class Kernels:
         return result
 
     def fall_back(self, name: str, error: BaseException) -> None:
-        """The kernel failed in use: its reference from now on, in this engine."""
+        """The kernel failed in use: its reference from now on, in this engine, in answers under way as well."""
         with _DECIDING:
             self._decisions[name] = Decision(Status.FAILED)
         self._notice(f"the {name} kernel failed ({one_line(error)}): {_INSTEAD}; --kernels {name}=off avoids it")

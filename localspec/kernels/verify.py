@@ -122,7 +122,6 @@ def _shape(rows: int, size: int, dtypes: list[mx.Dtype]) -> dict[str, object]:
 KERNEL = Kernel(
     name="verify",
     purpose="from logits to tokens and kept drafts in one dispatch",
-    self_test=lambda: verify_trial.difference(coupled, rejection),
-    heats=lambda: verify_trial.heats(coupled),
-    sources=("threefry", "rows", "scores", "drafts", "verify_coupled", "verify_rejection"),
+    self_test=lambda: verify_trial.coupled_fault(coupled, greedy=False),
+    heats=lambda: verify_trial.coupled_heats(coupled, greedy=False),
 )
