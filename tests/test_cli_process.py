@@ -102,6 +102,8 @@ def test_process_interrupted(tiny: Path, environment: dict[str, str]) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environment,
+        # A shell has what it runs in the background ignore interrupts, and whatever that starts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     assert child.stdout is not None
     first = child.stdout.read(1)
