@@ -158,8 +158,12 @@ def _models() -> Section:
     from localspec import hub
 
     section = Section("models", [], [])
-    for model in hub.installed():
-        _model(section, model)
+    try:
+        for model in hub.installed():
+            _model(section, model)
+    except OSError as error:
+        section.lines.append("cannot be looked at")
+        section.add("problem", f"{error.filename}: {error.strerror}", "make the folder readable for you")
     if not section.lines:
         section.lines.append("none here; to get the default one: localspec models pull smollm2")
     return section

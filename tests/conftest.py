@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from metal import compiler
 from scripted_engine import Scripted
 
 import localspec
@@ -15,6 +16,15 @@ settings.register_profile(
     "localspec", deadline=None, derandomize=True, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("localspec")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Without a compiler every test of a kernel would fail at length: say it once."""
+    if any(item.path.name.startswith("test_kernel") or item.path.parent.name == "metal" for item in session.items):
+        try:
+            compiler.require()
+        except compiler.CompilerError as error:
+            pytest.exit(str(error), returncode=1)
 
 
 @pytest.fixture

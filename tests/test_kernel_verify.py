@@ -29,7 +29,7 @@ from odds import FALSE_ALARM, chi_square
 
 from localspec.kernels import traffic_verify, verify, verify_greedy, verify_rejection
 from localspec.kernels.kernel import source
-from localspec.kernels.launch import threads_for
+from localspec.kernels.launch import MOST_THREADS, threads_for
 from localspec.kernels.traffic import Entry
 from localspec.kernels.truncation import Cutoff, cutoff_reference
 from localspec.kernels.verify import coupled, rejection
@@ -295,6 +295,23 @@ def test_what_cannot_win_is_left_out_without_a_difference(monkeypatch: pytest.Mo
         pruned = everything()
         with planted(monkeypatch, "threefry", "LARGEST_GUMBEL = 23.0f", "LARGEST_GUMBEL = 1e30f"):
             assert str(everything()) == str(pruned)
+
+
+def test_the_gap_is_to_the_second_however_far_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind by more than noise can lift it, and looked at by the winner's simdgroup after the winner."""
+    second = 4 * MOST_THREADS  # two ids a thread at a time
+    row = mx.full(6001, -200.0)
+    row[0], row[second] = 0.0, -40.0
+    how: dict[str, Any] = {"temperature": 1.0, "noise": Noise(1), "position": 5}
+    expected = coupled_reference(row[None], None, **how).gap.item()
+
+    def gap() -> Any:
+        with emulated():
+            return coupled(row[None], None, **how).gap.item()
+
+    assert gap() == pytest.approx(expected, abs=1e-3)
+    with planted(monkeypatch, "verify_coupled", "simd_max(best.second)", "simd_max(best.key)"):
+        assert gap() > expected + 100
 
 
 def test_a_draft_that_neither_had_is_not_accepted() -> None:

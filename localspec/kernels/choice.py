@@ -35,9 +35,10 @@ class Choices:
 
 def choices(text: str = "auto") -> Choices:
     """What `text` says; what it leaves at auto is for LOCALSPEC_KERNELS to say. Raises SettingsError."""
-    own, environment = parse(text), parse(os.environ.get(VARIABLE) or "auto", VARIABLE)
+    own = parse(text)
     if own.rest != "auto":  # it speaks of all kernels, so nothing is left to say
         return own
+    environment = parse(os.environ.get(VARIABLE) or "auto", VARIABLE)
     return Choices(environment.rest, {**environment.named, **own.named})
 
 
@@ -51,9 +52,11 @@ def parse(text: str, what: str = "kernels") -> Choices:
     for item in text.split(",") if isinstance(text, str) else [repr(text)]:
         name, equals, value = (part.strip().lower() for part in item.rpartition("="))
         choice = _CHOICES.get(value)
-        if choice is None or (equals and name not in registry.names()) or (name in named if equals else rest):
+        if choice is None or (equals and name not in registry.names()):
             known = f"NAME is one of {', '.join(registry.names())}"
-            raise SettingsError(f"{what}: {item.strip()!r} is not auto, on, off or NAME=on, each once; {known}")
+            raise SettingsError(f"{what}: {item.strip()!r} is not auto, on, off or NAME=on; {known}")
+        if name in named if equals else rest:
+            raise SettingsError(f"{what}: {item.strip()!r} is one choice too many for {name or 'all kernels'}")
         if equals:
             named[name] = choice
         else:

@@ -81,6 +81,9 @@ class Records:
             return _parse(self.path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return []
+        except PermissionError as error:  # it may be whole
+            self._notify(f"{self.path} cannot be read ({error.strerror}): make it yours again, or remove it")
+            return []
         except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             return None
 

@@ -65,7 +65,15 @@ def _run(arguments: list[str]) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(arguments, capture_output=True, text=True, env=environment, check=False)
     except OSError as error:
-        raise CompilerError(f"cannot run {shlex.join(arguments[:3])}: {error}") from None
+        raise CompilerError(
+            f"no C++ compiler for Metal kernels: {arguments[0]} cannot be run ({error.strerror}); "
+            "pip install ziglang, or name a clang (19 or newer) in METAL_CXX"
+        ) from None
+
+
+def require() -> None:
+    """Raise CompilerError, in one line, where there is no compiler."""
+    _run([*_commands()[0], "--version"])
 
 
 def _must_run(arguments: list[str]) -> None:

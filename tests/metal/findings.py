@@ -29,7 +29,7 @@ class Kind(Enum):
     ENDLESS = "no end"
     STACK_OVERFLOW = "stack overflow"
     THREADGROUP_MEMORY = "too much threadgroup memory"
-    REJECTED = "source that Metal rejects"
+    REJECTED = "source that is not Metal, or more of it than is emulated"
 
 
 @dataclass(frozen=True, slots=True)
