@@ -137,21 +137,23 @@ def test_counts_are_blended_from_the_shortest_suffix_to_the_longest() -> None:
 
 
 def test_evidence_learns_how_copies_fare_in_this_text() -> None:
-    seen = features(0.5, 2)
+    seen = features(0.5, 2, 1, True)
     for hit in (False, True):
         evidence = Evidence()
         before = evidence.chance(seen)
         for _ in range(200):
             evidence.observe(seen, hit)
         assert evidence.chance(seen) > max(before, 0.8) if hit else evidence.chance(seen) < min(before, 0.2)
-    assert Evidence().chance(features(0.5, 8)) > Evidence().chance(seen) > Evidence().chance(features(0.2, 2))
+    assert Evidence().chance(seen) > Evidence().chance(features(0.5, 2, 1, False))
+    assert Evidence().chance(features(0.5, 8, 1, True)) > Evidence().chance(seen)
+    assert Evidence().chance(seen) > Evidence().chance(features(0.2, 2, 1, True))
 
 
 def test_ngram_confidence_grows_along_a_copy() -> None:
     passage = list(range(10, 40))
     along = _confidence([*passage, 5, *passage[:2]], 20)
     assert along == sorted(along)
-    assert along[-1] > 0.95
+    assert along[-1] > 0.9
     assert along[0] < 0.8
 
 

@@ -169,7 +169,8 @@ def test_recordings_come_back_as_they_were(tmp_path: Path) -> None:
         ('{"version": 99, "streams": []}', "version 99"),
         ('{"version": 1, "model": "m", "how": "h", "streams": [{"kind": "a"}]}', "not a recording"),
         (
-            '{"version": 1, "model": "m", "how": "h", "streams": [{"kind": "a", "name": "b", "prompt": [-1], "answer": []}]}',
+            '{"version": 1, "model": "m", "how": "h", "streams": ['
+            '{"kind": "a", "name": "b", "prompt": [-1], "answer": []}]}',
             "numbers from 0",
         ),
     ],

@@ -13,6 +13,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from localspec.errors import LocalspecError
 
 MOST = 8
 """Drafts per round."""
-SWEEP = (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
+SWEEP = (0.0, 0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """Bounds that the curve is drawn from."""
 BINS = 10
 ALL = "all kinds"
@@ -113,7 +114,7 @@ class Reliability:
 def replay(
     stream: Stream, rule: Rule, most: int = MOST, watch: Callable[[Rule, list[int], int], None] | None = None
 ) -> Tally:
-    """One answer through one rule that has seen nothing yet; `watch` is told rule, drafts and how many were accepted."""
+    """One answer through one rule that has seen nothing yet; `watch` is told of each round."""
     tally, answer = Tally(), list(stream.answer)
     rule.commit([*stream.prompt, *answer[:1]])
     start = 1
@@ -158,7 +159,7 @@ def reliability(streams: Iterable[Stream], most: int = MOST) -> Reliability:
 def at_waste(curve: Sequence[Tally], wasted: float) -> float:
     """Tokens per pass where the curve wastes so many rows per token; between its points on straight lines.
 
-    Below the least waste of the curve: its point there. A point that wastes more and gains nothing is left out.
+    Below the least waste of the curve: mixed with plain rounds. A point that wastes more and gains nothing is left out.
     """
     front: list[tuple[float, float]] = []
     for x, y in sorted((tally.wasted_per_token, tally.tokens_per_pass) for tally in curve):
@@ -166,7 +167,7 @@ def at_waste(curve: Sequence[Tally], wasted: float) -> float:
             front.append((x, y))
     if wasted <= front[0][0]:
         return front[0][1] if wasted == front[0][0] else 1 + (front[0][1] - 1) * wasted / front[0][0]
-    for (x0, y0), (x1, y1) in zip(front, front[1:], strict=False):
+    for (x0, y0), (x1, y1) in pairwise(front):
         if wasted <= x1:
             return y0 + (y1 - y0) * (wasted - x0) / (x1 - x0)
     return front[-1][1]
@@ -211,7 +212,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"localspec: {error}", file=sys.stderr)
         return 1
     streams = recording.streams
-    found = {rule.name: replay_all(streams, rule, options.most) for rule in (*BASELINES, Localspec)}
+    rules: tuple[type[Rule], ...] = (*BASELINES, Localspec)
+    found = {rule.name: replay_all(streams, rule, options.most) for rule in rules}
     curve = [replay_all(streams, lambda least=least: Localspec(least), options.most) for least in SWEEP]  # type: ignore[misc]
     print(f"{recording.model}, {recording.how}: {len(streams)} answers, at most {options.most} drafts a round\n")
     print("tokens per pass / drafted per token / wasted per token:\n")
@@ -224,8 +226,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("\n".join(equal_lines(found, curve)))
     print("\nconfidence:\n")
     print("\n".join(reliability(streams, options.most).lines()))
-    rules = {name: {kind: tally.as_dict() for kind, tally in kinds.items()} for name, kinds in found.items()}
-    print(json.dumps({"model": recording.model, "most": options.most, "rules": rules}))
+    tallies = {name: {kind: tally.as_dict() for kind, tally in kinds.items()} for name, kinds in found.items()}
+    print(json.dumps({"model": recording.model, "most": options.most, "rules": tallies}))
     return 0
 
 

@@ -51,7 +51,7 @@ def read_recording(folder: Path | None = None) -> Recording:
     try:
         found = json.loads(place.read_text(encoding="utf-8"))
         if found["version"] != _VERSION:
-            raise LocalspecError(f"{place} has version {found['version']}; this localspec reads {_VERSION}: record again")
+            raise LocalspecError(f"{place} has version {found['version']}, not {_VERSION}: record again")
         return Recording(found["model"], found["how"], tuple(_stream(entry) for entry in found["streams"]))
     except FileNotFoundError:
         raise LocalspecError(f"no recording at {place}; `python -m localspec.bench.record` makes one") from None

@@ -76,6 +76,10 @@ class SuffixAutomaton:
             return self._targets[state].items()
         return () if only == _NOTHING else ((only, self._target[state]),)
 
+    def branches(self, state: int) -> bool:
+        """Whether more than one token ever followed."""
+        return self._token[state] == _SEVERAL
+
     def append(self, token: int) -> None:
         """Append one token."""
         length, link, count, last = self.length, self.link, self.count, self.last
@@ -131,7 +135,7 @@ class SuffixAutomaton:
         return len(self.length) - 1
 
     def _prefer(self, state: int, token: int, log: list[tuple[Any, int, Any]]) -> None:
-        """`token` has just followed the text that ends in `state`: it may now be the favourite of the text's suffixes."""
+        """`token` has just followed the text that ends in `state`: it may be the favourite of its suffixes now."""
         link, count, favourite = self.link, self.count, self.favourite
         for _ in range(DEEPEST + 1):
             old = favourite[state]
@@ -149,7 +153,7 @@ class SuffixAutomaton:
             targets = self._targets[state]
             log.append((targets, token, targets.get(token)))
             targets[token] = target
-        elif only == _NOTHING or only == token:
+        elif only in (_NOTHING, token):
             log.append((self._target, state, self._target[state]))
             log.append((self._token, state, only))
             self._token[state], self._target[state] = token, target

@@ -21,7 +21,7 @@ from localspec.tokens import Source
 
 SHORTEST = 1
 """Tokens that must match for a proposal."""
-_SUFFIXES = 5
+_SUFFIXES = 2
 """Suffixes that are asked for what followed them, the longest first; only those that differ in their places count."""
 _FOLLOWERS = 8
 """Followers of one suffix that are looked at for several candidates."""
@@ -189,7 +189,8 @@ class NgramDrafter(Drafter):
         blended = blend(counts)
         if longest != suffixes[0]:
             matched = automaton.length[longest]
-        return _Step(blended, token, features(blended, matched), state, matched + 1)
+        found = features(blended, matched, counts[-1][1], not automaton.branches(suffixes[0]))
+        return _Step(blended, token, found, state, matched + 1)
 
 
 def _confidence(proposal: Proposal) -> list[float]:

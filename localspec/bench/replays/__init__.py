@@ -1,4 +1,4 @@
-"""Drafting rules of other programs, written from their published descriptions, to be replayed beside localspec's own."""
+"""Drafting rules of other programs, written from what was published, to be replayed beside localspec's own."""
 
 from __future__ import annotations
 

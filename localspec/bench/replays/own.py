@@ -10,7 +10,7 @@ from localspec.drafters.protocol import Draw
 from localspec.noise import Noise
 from localspec.settings import Settings
 
-LEAST = 0.3
+LEAST = 0.2
 """A draft ends before the first token that is less likely than this to be accepted along with all before it."""
 
 

@@ -1,4 +1,4 @@
-"""Suffix decoding (Oliaro et al. 2024) with one tree over prompt and output, as Arctic Inference draws a path from it."""
+"""Suffix decoding (Oliaro et al. 2024) as in Arctic Inference, with one tree over prompt and output."""
 
 from __future__ import annotations
 
