@@ -46,7 +46,7 @@ class Cost:
 
 
 def history(length: int, seed: int = 0) -> list[int]:
-    """Ids, of which about a fifth repeat an earlier passage. int32-like values, all below 49,152."""
+    """Ids below 49,152, of which about a fifth repeat an earlier passage."""
     rng, streams = random.Random(seed), read_recording().streams
     ids: list[int] = []
     turn = 0
