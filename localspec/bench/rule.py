@@ -1,8 +1,8 @@
 """The controller against a fixed rule, on the bench's texts: `python -m localspec.bench.rule --help`.
 
 The rule is the simplest that people use: wherever the last two or more tokens stood before, draft the seven that
-followed (prompt lookup; Saxena 2023). Each prompt is decoded by the rule and by localspec's own choice of drafts, one
-right after the other, in alternating order; what is printed is the rule's decoding time over ours.
+followed most often (after prompt lookup; Saxena 2023). Each prompt is decoded by the rule and by localspec's own choice
+of drafts, one right after the other, in alternating order; what is printed is the rule's decoding time over ours.
 """
 
 from __future__ import annotations

@@ -14,6 +14,8 @@ from localspec.errors import SettingsError
 
 QUICK = "quick"
 """Chooses the quick kinds with their first prompt each."""
+WORKLOADS, AGENT_LOGS = "workloads.toml", "agent_logs.toml"
+"""What the bench decodes, and what is only recorded beside it for replays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +42,9 @@ class Workload:
     """Whether this kind is part of the quick choice."""
 
 
-def read_workloads() -> list[Workload]:
-    """All workloads, in the file's order."""
-    text = (files("localspec.bench") / "workloads.toml").read_text(encoding="utf-8")
+def read_workloads(name: str = WORKLOADS) -> list[Workload]:
+    """All workloads of a file of this package, in its order."""
+    text = (files("localspec.bench") / name).read_text(encoding="utf-8")
     workloads = []
     for kind in tomllib.loads(text)["kind"]:
         name = kind["name"]
