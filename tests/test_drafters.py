@@ -136,6 +136,25 @@ def test_counts_are_blended_from_the_shortest_suffix_to_the_longest() -> None:
     assert blend([(1, 2), (2, 3)]) == pytest.approx((2 + DOUBT * (1 + DOUBT * UNSEEN) / (2 + DOUBT)) / (3 + DOUBT))
 
 
+def test_the_place_at_the_end_of_the_context_has_no_follower_yet() -> None:
+    drafter = NgramDrafter()
+    drafter.commit([1, 2, 3, 1])
+    step = drafter._likeliest(*drafter._match())
+    assert step is not None
+    assert step.blended == pytest.approx((1 + DOUBT * UNSEEN) / (1 + DOUBT))
+    assert step.seen == features(step.blended, 1, 1, True)
+
+
+def test_what_followed_teaches_the_evidence() -> None:
+    weights = []
+    for text in ([1, 2] * 20, [token for i in range(20) for token in (1, 10 + i)]):
+        drafter = NgramDrafter()
+        drafter.commit(text)
+        weights.append(drafter._evidence.weights[0])
+    right, wrong = weights
+    assert right > Evidence().weights[0] > wrong
+
+
 def test_evidence_learns_how_copies_fare_in_this_text() -> None:
     seen = features(0.5, 2, 1, True)
     for hit in (False, True):
