@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import random
-from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -15,7 +13,6 @@ from hypothesis import strategies as st
 from tiny import TableModel, chat_engine, random_table, tiny_llama, tiny_tokenizer
 
 from localspec.drafters import ModelDrafter, NgramDrafter
-from localspec.drafters.evidence import DOUBT, UNSEEN, Evidence, blend, features
 from localspec.drafters.protocol import Draw, Proposal, common_prefix
 from localspec.engine import Engine
 from localspec.errors import IncompatibleDrafterError
@@ -25,155 +22,6 @@ from localspec.settings import Settings
 
 def _draw(vocabulary: int = 64, **settings: Any) -> Draw:
     return Draw(Settings(**settings), Noise(1), vocabulary)
-
-
-def _longest_suffix(context: Sequence[int]) -> int:
-    """Length of the longest suffix that occurs earlier, by brute force."""
-    best = 0
-    for n in range(1, len(context)):
-        suffix = list(context[-n:])
-        if any(list(context[i : i + n]) == suffix for i in range(len(context) - n)):
-            best = n
-        else:
-            break
-    return best
-
-
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(1, 10))
-def test_ngram_proposes_what_followed_an_earlier_occurrence(context: list[int], length: int) -> None:
-    drafter = NgramDrafter()
-    drafter.commit(context)
-    proposal = drafter.propose(length, _draw())
-    longest = _longest_suffix(context)
-    if longest == 0:
-        assert proposal is None
-        return
-    assert proposal is not None
-    assert proposal.match_length == longest
-    assert len(proposal.tokens) == length
-    pairs = set(itertools.pairwise(context))
-    assert set(itertools.pairwise([context[-1], *proposal.tokens])) <= pairs
-
-
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(1, 6), st.integers(1, 6))
-def test_ngram_candidates_differ_and_begin_with_the_proposal(context: list[int], length: int, width: int) -> None:
-    drafter = NgramDrafter()
-    drafter.commit(context)
-    proposal = drafter.propose(length, _draw())
-    many = drafter.propose_many(length, width)
-    if proposal is None:
-        assert many == []
-        return
-    assert many[0] == proposal
-    assert len(many) <= width
-    assert all(len(one.tokens) == length for one in many)
-    assert len({tuple(one.tokens) for one in many}) == len(many)
-    pairs = set(itertools.pairwise(context))
-    for one in many:
-        assert set(itertools.pairwise([context[-1], *one.tokens])) <= pairs
-        assert one.confidence is not None
-        assert len(one.confidence) == length
-        assert all(0 < chance < 1 for chance in one.confidence)
-    # Of a place with several followers, each is the first token of some candidate when there is room for all.
-    behind = {context[i + 1] for i in range(len(context) - 1) if context[i] == context[-1]}
-    if proposal.match_length == 1 and length == 1:
-        assert {one.tokens[0] for one in drafter.propose_many(1, 4)} == behind
-
-
-def test_ngram_takes_the_latest_of_equal_matches_and_the_longest_of_all() -> None:
-    drafter = NgramDrafter()
-    drafter.commit([1, 2, 10, 1, 2, 20, 1, 2])
-    proposal = drafter.propose(1, _draw())
-    assert proposal is not None
-    assert (proposal.tokens, proposal.match_length, proposal.source, proposal.q) == ([20], 2, "ngram", None)
-    drafter = NgramDrafter()
-    drafter.commit([7, 1, 2, 10, 8, 1, 2, 20, 7, 1, 2])
-    proposal = drafter.propose(2, _draw())
-    assert proposal is not None
-    assert (proposal.tokens, proposal.match_length) == ([10, 8], 3)
-
-
-def test_ngram_continues_a_repetition_beyond_its_end() -> None:
-    drafter = NgramDrafter()
-    drafter.commit([5, 6, 7, 5, 6, 7, 5])
-    proposal = drafter.propose(8, _draw())
-    assert proposal is not None
-    assert proposal.tokens == [6, 7, 5, 6, 7, 5, 6, 7]
-
-
-def _confidence(context: list[int], length: int = 1) -> list[float]:
-    drafter = NgramDrafter()
-    drafter.commit(context)
-    proposal = drafter.propose(length, _draw())
-    assert proposal is not None
-    assert proposal.confidence is not None
-    assert len(proposal.confidence) == len(proposal.tokens)
-    assert all(0 < chance < 1 for chance in proposal.confidence)
-    return proposal.confidence
-
-
-def test_ngram_confidence_follows_the_evidence() -> None:
-    once = _confidence([1, 2, 3, 1])[0]
-    thrice = _confidence([1, 2, 3, 1, 2, 4, 1, 2, 5, 1])[0]
-    split = _confidence([1, 9, 3, 1, 8, 4, 1, 2, 5, 1])[0]
-    assert split < once < thrice
-    # The word before decides where the word alone does not.
-    assert _confidence([7, 1, 2, 8, 1, 3, 9, 1, 4, 7, 1])[0] > _confidence([6, 1, 2, 8, 1, 3, 9, 1, 4, 7, 1])[0]
-
-
-def test_ngram_prefers_what_followed_more_often_to_what_followed_last() -> None:
-    drafter = NgramDrafter()
-    drafter.commit([1, 2, 3, 1, 2, 3, 1, 2, 4, 9, 1, 2])
-    proposal = drafter.propose(1, _draw())
-    assert proposal is not None
-    assert proposal.tokens == [3]
-
-
-def test_counts_are_blended_from_the_shortest_suffix_to_the_longest() -> None:
-    assert blend([]) == UNSEEN
-    once = (1 + DOUBT * UNSEEN) / (1 + DOUBT)
-    assert blend([(1, 1)]) == pytest.approx(once)
-    assert blend([(1, 2), (2, 3)]) == pytest.approx((2 + DOUBT * (1 + DOUBT * UNSEEN) / (2 + DOUBT)) / (3 + DOUBT))
-
-
-def test_the_place_at_the_end_of_the_context_has_no_follower_yet() -> None:
-    drafter = NgramDrafter()
-    drafter.commit([1, 2, 3, 1])
-    step = drafter._likeliest(*drafter._match())
-    assert step is not None
-    assert step.blended == pytest.approx((1 + DOUBT * UNSEEN) / (1 + DOUBT))
-    assert step.seen == features(step.blended, 1, 1, True)
-
-
-def test_what_followed_teaches_the_evidence() -> None:
-    weights = []
-    for text in ([1, 2] * 20, [token for i in range(20) for token in (1, 10 + i)]):
-        drafter = NgramDrafter()
-        drafter.commit(text)
-        weights.append(drafter._evidence.weights[0])
-    right, wrong = weights
-    assert right > Evidence().weights[0] > wrong
-
-
-def test_evidence_learns_how_copies_fare_in_this_text() -> None:
-    seen = features(0.5, 2, 1, True)
-    for hit in (False, True):
-        evidence = Evidence()
-        before = evidence.chance(seen)
-        for _ in range(200):
-            evidence.observe(seen, hit)
-        assert evidence.chance(seen) > max(before, 0.8) if hit else evidence.chance(seen) < min(before, 0.2)
-    assert Evidence().chance(seen) > Evidence().chance(features(0.5, 2, 1, False))
-    assert Evidence().chance(features(0.5, 8, 1, True)) > Evidence().chance(seen)
-    assert Evidence().chance(seen) > Evidence().chance(features(0.2, 2, 1, True))
-
-
-def test_ngram_confidence_grows_along_a_copy() -> None:
-    passage = list(range(10, 40))
-    along = _confidence([*passage, 5, *passage[:2]], 20)
-    assert along == sorted(along)
-    assert along[-1] > 0.9
-    assert along[0] < 0.8
 
 
 def test_an_id_outside_of_the_target_ends_the_proposal() -> None:
@@ -191,81 +39,6 @@ def test_an_id_outside_of_the_target_ends_the_proposal() -> None:
     assert generation.ids == Engine(model).generate([1, 2, 3], max_tokens=20, speculate=False).ids
     assert {record.drafted for record in generation.rounds} <= {(1, 2), (1,), ()}
     assert (1, 2) in {record.drafted for record in generation.rounds}
-
-
-@given(
-    steps=st.lists(
-        st.tuples(
-            st.sampled_from(["commit", "rewind", "follow", "reset"]),
-            st.lists(st.integers(0, 2), max_size=6),
-            st.integers(0, 30),
-        ),
-        max_size=12,
-    )
-)
-def test_ngram_state_depends_on_its_context_only(steps: list[tuple[str, list[int], int]]) -> None:
-    """However it was reached: token by token, in blocks, through rewinds; a fresh index proposes the same."""
-    drafter = NgramDrafter()
-    for step, tokens, length in steps:
-        if step == "commit":
-            drafter.commit(tokens)
-        elif step == "rewind":
-            drafter.rewind(length)
-        elif step == "follow":
-            drafter.follow(drafter.context[:length] + tokens)
-        else:
-            drafter.reset()
-        again = drafter.fresh()
-        for token in drafter.context:
-            again.commit([token])
-        assert again.context == drafter.context
-        assert _content(again) == _content(drafter)
-        assert again.propose(4, _draw()) == drafter.propose(4, _draw())
-
-
-def test_ngram_work_per_token_does_not_grow_with_the_history() -> None:
-    """Counted, not timed: the transitions looked up per proposal and token after 500 and after 20,000 tokens."""
-    rng = random.Random(0)
-    work = []
-    for size in (500, 20_000):
-        drafter = NgramDrafter()
-        drafter.commit([rng.randrange(50) for _ in range(size)])
-        automaton, looked = drafter._automaton, 0
-        step = automaton.step
-
-        def counting(state: int, token: int, step: Any = step) -> int:
-            nonlocal looked
-            looked += 1
-            return step(state, token)
-
-        automaton.step = counting  # type: ignore[method-assign]
-        for _ in range(100):
-            drafter.propose(4, _draw())
-            drafter.commit([rng.randrange(50)])
-        work.append(looked / 100)
-    assert work[0] > 10
-    assert work[1] < 2 * work[0]
-
-
-def _content(drafter: Any) -> dict[str, Any]:
-    """All that an n-gram drafter knows, but how to take it back."""
-    known = {name: value for name, value in vars(drafter._automaton).items() if name != "_undo"}
-    return known | {"weights": drafter._evidence.weights}
-
-
-def test_ngram_ingests_the_whole_of_a_second_prompt() -> None:
-    """A shorter prompt after a longer one: the index is that of the new prompt, nothing more and nothing less."""
-    engine = chat_engine()
-    session = engine.new_session()
-    settings = Settings(max_tokens=3)
-    engine.generation(session, [9, 8, 7, 6, 5, 4, 3, 9, 8, 7], settings).run()
-    for prompt in ([1, 2, 1, 2], [9, 8, 3], [9, 8, 7, 6, 5]):
-        engine.generation(session, prompt, settings).run()
-        (drafter,) = session.drafters
-        assert drafter.context == session.ids
-        again = NgramDrafter()
-        again.commit(session.ids)
-        assert _content(again) == _content(drafter)
 
 
 @given(st.lists(st.integers(0, 2), max_size=8), st.lists(st.integers(0, 2), max_size=8))

@@ -97,7 +97,7 @@ def _lookup_us(store: NgramStore, wanted: Sequence[list[int]]) -> float:
 def table(costs: Sequence[Cost]) -> str:
     """For a terminal, and for the docs."""
     lines = [
-        "| rows | look-up, us | of what is unknown | load, ms | count an answer, ms | and save it, ms | bytes per row |",
+        "| rows | look-up, us | of what is unknown | load, ms | count an answer, ms | and save, ms | bytes per row |",
         "|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for cost in costs:

@@ -30,6 +30,8 @@ class SuffixAutomaton:
         """Tokens of the text."""
         self.whole = ROOT
         """The state of the whole text."""
+        self.place = 0
+        """Tokens up to the end of the latest earlier place of the longest suffix that stood before; 0 without one."""
         self.length = array("i", [0])
         """Length of a state's longest substring."""
         self.link = array("i", [-1])
@@ -112,6 +114,7 @@ class SuffixAutomaton:
                 self._lead(state, token, copy, log)
                 state = link[state]
         state = link[new]
+        place, self.place = self.place, last[state] if state > ROOT else 0
         for _ in range(DEEPEST):
             if state <= ROOT:
                 break
@@ -120,7 +123,7 @@ class SuffixAutomaton:
             last[state] = size
             state = link[state]
         self._prefer(before, token, log)
-        log.append((None, new, before))
+        log.append((place, new, before))
         self.whole = new
         self._undo.append(log)
 
@@ -165,7 +168,7 @@ class SuffixAutomaton:
 
     def _take_back(self) -> None:
         log = self._undo.pop()
-        _, new, before = log.pop()
+        self.place, new, before = log.pop()
         for container, place, old in reversed(log):
             if old is None:
                 del container[place]

@@ -8,64 +8,52 @@ the next one is trusted sooner than in free prose.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from math import exp, log
+from math import exp
+from operator import mul
 
 UNSEEN = 0.02
 """Chance of a token that nothing speaks for."""
 DOUBT = 2.0
 """Places that the shorter suffix's estimate is worth against a longer one's."""
-PRIOR = (-2.2, 0.55, 1.0, 0.5, 1.85)
-"""Weights before any token was seen: of 1, of the blend's log odds, of the logs of the match's length and of its
-places, and of whether all of these places had one follower. Fitted to the recorded streams."""
 RATE = 0.02
 """Step of the weights per token."""
-_LONGEST = 32
-"""Longer matches count as this long,"""
-_MOST = 32
-"""and more places as this many."""
 
-Features = tuple[float, float, float, float]
-Weights = tuple[float, float, float, float, float]
-
-
-def blend(counts: Iterable[tuple[int, int]]) -> float:
-    """Chance of a token by (how often it followed, how often anything did) of each suffix, the shortest first."""
-    chance = UNSEEN
-    for hits, seen in counts:
-        chance = (hits + DOUBT * chance) / (seen + DOUBT)
-    return chance
-
-
-def features(chance: float, matched: int, places: int, agreed: bool) -> Features:
-    """What the model looks at.
-
-    chance: the blend, strictly between 0 and 1. matched: tokens that matched, at least 1. places: earlier places of the
-    match, at least 1. agreed: whether the same token followed at all of them.
-    """
-    return log(chance / (1.0 - chance)), log(min(matched, _LONGEST)), log(min(places, _MOST)), float(agreed)
+Weights = tuple[float, ...]
+Features = tuple[float, ...]
+"""The values of NAMES; those of the stores are left out where none was asked or none knew anything."""
+NAMES = (
+    "one",
+    "context: found",
+    "context: log odds of the blend",
+    "context: log of the match's length",
+    "context: log of its places",
+    "context: all places agree",
+    "place: it says so",
+    "place: log odds of its rate, where it says so",
+    "place: log odds of its rate, where it says otherwise",
+    "store: found",
+    "store: log odds of the blend",
+    "store: log of the order",
+    "store: all agree",
+    "store: log odds of the blend, where it says otherwise",
+)
+"""What the model looks at."""
+PRIOR: Weights = (-3.6, 1.8, 0.98, 0.6, 0.55, 1.37, 1.03, 0.5, -0.45, 0.8, 0.8, 0.4, 0.5, -0.3)
+"""Weights before any token was seen (`python -m localspec.bench.fit`)."""
 
 
 class Evidence:
     """The model and its weights in one text."""
 
-    def __init__(self) -> None:
-        self.weights: Weights = PRIOR
+    def __init__(self, weights: Weights = PRIOR) -> None:
+        self.weights = weights
 
     def chance(self, seen: Features) -> float:
         """Chance that the token is what comes next."""
-        constant, odds, length, places, agreed = self.weights
-        total = constant + odds * seen[0] + length * seen[1] + places * seen[2] + agreed * seen[3]
-        return 1.0 / (1.0 + exp(-total))
+        return 1.0 / (1.0 + exp(-sum(map(mul, self.weights, seen))))
 
-    def observe(self, seen: Features, hit: bool) -> None:
-        """Whether it was."""
-        constant, odds, length, places, agreed = self.weights
-        step = RATE * (hit - self.chance(seen))
-        self.weights = (
-            constant + step,
-            odds + step * seen[0],
-            length + step * seen[1],
-            places + step * seen[2],
-            agreed + step * seen[3],
-        )
+    def observe(self, seen: Features, chance: float, hit: bool) -> None:
+        """Whether it was; `chance`: what was said of it."""
+        step, weights = RATE * (hit - chance), self.weights
+        moved = [weight + step * value for weight, value in zip(weights, seen, strict=False)]
+        self.weights = (*moved, *weights[len(moved) :])

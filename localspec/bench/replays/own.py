@@ -11,24 +11,42 @@ from localspec.noise import Noise
 from localspec.settings import Settings
 
 LEAST = 0.2
-"""A draft ends before the first token that is less likely than this to be accepted along with all before it."""
+"""A draft ends before the first token whose worth is less than this."""
+_FURTHER = 4
+"""Drafts beyond the limit that are asked for, to see what the pass behind it would bring."""
+
+
+def worthwhile(confidence: Sequence[float], least: float) -> int:
+    """How many drafts to keep of some with these chances, each given those before it.
+
+    A draft whose path has chance P is accepted with P and wasted with 1 - P. Accepted, it saves its share of a pass:
+    1/v where the pass behind it would bring v tokens, itself included, had the draft ended before it. So each is worth
+    P/v against 1 - P, and kept where that is at least `least` against 1 - `least`. A copy that may be one is thus
+    tried with a token or two, and followed at length once these were right: the next pass knows more.
+    """
+    value = [1.0]
+    for chance in reversed(confidence):
+        value.append(1.0 + chance * value[-1])
+    value.reverse()
+    path = 1.0
+    for n, chance in enumerate(confidence):
+        path *= chance
+        if path * (1 - least) < least * (1 - path) * value[n + 1]:
+            return n
+    return len(confidence)
 
 
 class Localspec(Rule):
-    """The drafter's proposal as long as the chance of the whole path is at least `least`.
-
-    A further draft adds as many accepted tokens as its path is likely, and wastes a row otherwise: of all rules that
-    waste as much, one bound for every path accepts most.
-    """
+    """The drafter's proposal as far as each draft is worth the row that it may waste."""
 
     name = "localspec"
 
-    def __init__(self, least: float = LEAST) -> None:
+    def __init__(self, least: float = LEAST, drafter: NgramDrafter | None = None) -> None:
         super().__init__()
         self.least = least
         self.confidence: list[float] = []
         """Of the latest proposal, as far as it was kept."""
-        self._drafter = NgramDrafter()
+        self._drafter = NgramDrafter() if drafter is None else drafter
         self._draw = Draw(Settings(), Noise(0), 2**31 - 1)
 
     def commit(self, tokens: Sequence[int]) -> None:
@@ -36,12 +54,8 @@ class Localspec(Rule):
         self._drafter.commit(tokens)
 
     def propose(self, limit: int) -> list[int]:
-        proposal = self._drafter.propose(limit, self._draw)
-        self.confidence = []
-        path = 1.0
-        for chance in (proposal.confidence or []) if proposal else []:
-            path *= chance
-            if path < self.least:
-                break
-            self.confidence.append(chance)
-        return proposal.tokens[: len(self.confidence)] if proposal else []
+        proposal = self._drafter.propose(limit + _FURTHER, self._draw)
+        confidence = (proposal.confidence or []) if proposal else []
+        kept = min(worthwhile(confidence, self.least), limit)
+        self.confidence = confidence[:kept]
+        return proposal.tokens[:kept] if proposal else []

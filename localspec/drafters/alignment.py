@@ -1,0 +1,68 @@
+"""The place that a text seems to be copied from, followed across single changes.
+
+The longest suffix match forgets where it was at the first token that differs; whoever copies with changes (an edited
+file, a quotation with a name replaced) goes on behind that token. So the place is kept, as the match models of
+Mahoney's compressors recover theirs, with how well it has predicted lately.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import log
+from typing import NamedTuple
+
+NOWHERE = -1
+_MEMORY = 0.875
+"""Weight that the rate keeps with each token."""
+_START = 0.5
+"""Rate of a place before it has been right about anything."""
+_LEAST = 0.15
+"""Below this rate a place is given up."""
+LONG = 3
+"""Tokens of a match that move the place there."""
+
+_STEPS = 64
+_RATES = [min(max(n / _STEPS, 0.02), 0.98) for n in range(_STEPS + 1)]
+_ODDS = [log(rate / (1 - rate)) for rate in _RATES]
+
+
+def odds(rate: float) -> float:
+    """Logarithm of a rate's odds; no rate counts as nearer to 0 or 1 than 0.02."""
+    return _ODDS[int(rate * _STEPS + 0.5)]
+
+
+def new_rate(matched: int) -> float:
+    """The rate of a place found by a match: as if it had been right about all that matched."""
+    return 1 - (1 - _START) * _MEMORY**matched
+
+
+def right_again(rate: float) -> float:
+    """The rate once the place was right about one more token."""
+    return rate * _MEMORY + (1 - _MEMORY)
+
+
+class Alignment(NamedTuple):
+    """Where the next token is expected to be copied from."""
+
+    place: int = NOWHERE
+    """Index in the text; -1 for none."""
+    rate: float = _START
+    """How often the place was right lately, recent tokens weighing more."""
+    run: int = 0
+    """Tokens that it was right about since it was last wrong."""
+
+    def after(self, text: Sequence[int], token: int, matched: int, match: int) -> Alignment:
+        """Once `token` was appended; `text` holds it already.
+
+        matched: tokens of the longest suffix that stood before, now. match: the index behind its latest such place.
+        """
+        place, rate, run = self
+        if place >= 0:
+            hit = text[place] == token
+            rate = right_again(rate) if hit else rate * _MEMORY
+            place, run = place + 1, run + 1 if hit else 0
+            if rate < _LEAST:
+                place = NOWHERE
+        if matched >= LONG and run < matched and place != match:
+            return Alignment(match, new_rate(matched), matched)
+        return Alignment(place, rate, run)

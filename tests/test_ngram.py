@@ -1,0 +1,378 @@
+"""N-gram drafts: what is proposed, what is said of it, and that the state is the text's alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from math import log
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny import chat_engine
+
+from localspec.drafters import NgramDrafter
+from localspec.drafters.alignment import Alignment, odds
+from localspec.drafters.continuations import Continuations
+from localspec.drafters.evidence import DOUBT, NAMES, UNSEEN, Evidence
+from localspec.drafters.ngram import LEAST
+from localspec.drafters.protocol import Draw
+from localspec.noise import Noise
+from localspec.settings import Settings
+
+
+def _draw(vocabulary: int = 64, **settings: Any) -> Draw:
+    return Draw(Settings(**settings), Noise(1), vocabulary)
+
+
+def _longest_suffix(context: Sequence[int]) -> int:
+    """Length of the longest suffix that occurs earlier, by brute force."""
+    best = 0
+    for n in range(1, len(context)):
+        suffix = list(context[-n:])
+        if any(list(context[i : i + n]) == suffix for i in range(len(context) - n)):
+            best = n
+        else:
+            break
+    return best
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(1, 10))
+def test_ngram_proposes_what_followed_an_earlier_occurrence(context: list[int], length: int) -> None:
+    drafter = NgramDrafter()
+    drafter.commit(context)
+    proposal = drafter.propose(length, _draw())
+    longest = _longest_suffix(context)
+    if longest == 0:
+        assert proposal is None
+        return
+    assert proposal is not None
+    assert proposal.match_length == longest
+    assert 1 <= len(proposal.tokens) <= length
+    assert proposal.levels == ["context"] * len(proposal.tokens)
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(1, 6), st.integers(1, 6))
+def test_ngram_candidates_differ_and_begin_with_the_proposal(context: list[int], length: int, width: int) -> None:
+    drafter = NgramDrafter()
+    drafter.commit(context)
+    proposal = drafter.propose(length, _draw())
+    many = drafter.propose_many(length, width, _draw())
+    if proposal is None:
+        assert many == []
+        return
+    assert many[0] == proposal
+    assert len(many) <= width
+    assert all(1 <= len(one.tokens) <= length for one in many)
+    assert len({tuple(one.tokens) for one in many}) == len(many)
+    for one in many:
+        assert one.confidence is not None
+        assert one.levels is not None
+        assert len(one.confidence) == len(one.levels) == len(one.tokens)
+        assert all(0 < chance < 1 for chance in one.confidence)
+    # Of a place with several followers, each is the first token of some candidate when there is room for all.
+    behind = {context[i + 1] for i in range(len(context) - 1) if context[i] == context[-1]}
+    if proposal.match_length == 1 and length == 1:
+        assert {one.tokens[0] for one in drafter.propose_many(1, 5, _draw())} >= behind
+
+
+def test_ngram_takes_the_latest_of_equal_matches_and_the_longest_of_all() -> None:
+    drafter = NgramDrafter()
+    drafter.commit([1, 2, 10, 1, 2, 20, 1, 2])
+    proposal = drafter.propose(1, _draw())
+    assert proposal is not None
+    assert (proposal.tokens, proposal.match_length, proposal.source, proposal.q) == ([20], 2, "ngram", None)
+    drafter = NgramDrafter()
+    drafter.commit([7, 1, 2, 10, 8, 1, 2, 20, 7, 1, 2])
+    proposal = drafter.propose(2, _draw())
+    assert proposal is not None
+    assert (proposal.tokens, proposal.match_length) == ([10, 8], 3)
+
+
+def test_ngram_continues_a_repetition_beyond_its_end() -> None:
+    drafter = NgramDrafter()
+    drafter.commit([5, 6, 7, 5, 6, 7, 5])
+    proposal = drafter.propose(8, _draw())
+    assert proposal is not None
+    assert proposal.tokens == [6, 7, 5, 6, 7, 5, 6, 7]
+
+
+def _confidence(context: list[int], length: int = 1) -> list[float]:
+    drafter = NgramDrafter()
+    drafter.commit(context)
+    proposal = drafter.propose(length, _draw())
+    assert proposal is not None
+    assert proposal.confidence is not None
+    assert len(proposal.confidence) == len(proposal.tokens)
+    assert all(0 < chance < 1 for chance in proposal.confidence)
+    return proposal.confidence
+
+
+def test_ngram_confidence_follows_the_evidence() -> None:
+    once = _confidence([1, 2, 3, 1])[0]
+    thrice = _confidence([1, 2, 3, 1, 2, 4, 1, 2, 5, 1])[0]
+    split = _confidence([1, 9, 3, 1, 8, 4, 1, 2, 5, 1])[0]
+    assert split < once < thrice
+    # The word before decides where the word alone does not.
+    assert _confidence([7, 1, 2, 8, 1, 3, 9, 1, 4, 7, 1])[0] > _confidence([6, 1, 2, 8, 1, 3, 9, 1, 4, 7, 1])[0]
+
+
+def test_ngram_prefers_what_followed_more_often_to_what_followed_last() -> None:
+    drafter = NgramDrafter()
+    drafter.commit([1, 2, 3, 1, 2, 3, 1, 2, 4, 9, 1, 2])
+    proposal = drafter.propose(1, _draw())
+    assert proposal is not None
+    assert proposal.tokens == [3]
+
+
+def _blend(counts: Sequence[tuple[int, int]]) -> float:
+    chance = UNSEEN
+    for hits, seen in counts:
+        chance = (hits + DOUBT * chance) / (seen + DOUBT)
+    return chance
+
+
+def _known(context: Sequence[int], shortest: int = 1) -> dict[int, dict[str, float]]:
+    """By token that might come next, what is said of it, by name and without zeros."""
+    drafter = NgramDrafter(shortest)
+    drafter.commit(context)
+    found = drafter.candidates()
+    assert len(dict(found)) == len(found)
+    return {token: {name: value for name, value in zip(NAMES, seen, strict=False) if value} for token, seen in found}
+
+
+def _followers(context: Sequence[int], suffix: Sequence[int]) -> list[int]:
+    n = len(suffix)
+    return [context[i + n] for i in range(len(context) - n) if list(context[i : i + n]) == list(suffix)]
+
+
+@given(st.lists(st.integers(0, 3), min_size=2, max_size=30))
+def test_what_is_said_of_a_token_is_counted_in_the_context(context: list[int]) -> None:
+    """Against brute force over the text, for the longest suffixes that differ in their places."""
+    suffixes: list[tuple[int, list[int]]] = []
+    for n in range(_longest_suffix(context), 0, -1):
+        followers = _followers(context, context[-n:])
+        # A shorter suffix that stands nowhere else follows from the longer one.
+        if len(suffixes) < 2 and (not suffixes or len(followers) > len(suffixes[-1][1])):
+            suffixes.append((n, followers))
+    for token, seen in _known(context).items():
+        counts = [(of.count(token), len(of)) for _, of in reversed(suffixes)]
+        if not any(hits for hits, _ in counts):
+            assert "context: found" not in seen  # it stands at the place copied from
+            continue
+        chance = _blend(counts)
+        longest = next(n for n, of in suffixes if token in of)
+        agreed = len(set(suffixes[0][1])) == 1
+        assert seen["context: log odds of the blend"] == pytest.approx(log(chance / (1 - chance)))
+        assert seen.get("context: log of the match's length", 0) == pytest.approx(log(longest))
+        assert seen.get("context: log of its places", 0) == pytest.approx(log(len(suffixes[0][1])))
+        assert seen.get("context: all places agree", 0) == agreed
+
+
+def test_the_place_at_the_end_of_the_context_has_no_follower_yet() -> None:
+    chance = (1 + DOUBT * UNSEEN) / (1 + DOUBT)
+    assert _known([1, 2, 3, 1]) == {
+        2: {
+            "one": 1,
+            "context: found": 1,
+            "context: log odds of the blend": pytest.approx(log(chance / (1 - chance))),
+            "context: all places agree": 1,
+        }
+    }
+
+
+def test_a_copy_goes_on_behind_a_token_that_was_changed() -> None:
+    """As in an edit: the suffix match ends at the new word, the place in the source does not."""
+    source = list(range(10, 30))
+    changed = [*source[:8], 99, *source[9:12]]
+    known = _known([*source, 5, *changed[:9]], shortest=2)
+    assert set(known) == {source[9]}
+    assert known[source[9]]["place: it says so"] == 1
+    assert "context: found" not in known[source[9]]
+    drafter = NgramDrafter()
+    drafter.commit([*source, 5, *changed[:9]])
+    proposal = drafter.propose(6, _draw())
+    assert proposal is not None
+    assert proposal.tokens == source[9:15][: len(proposal.tokens)]
+    assert len(proposal.tokens) > 3
+
+
+def test_the_place_is_where_a_long_match_stood_last_and_is_given_up_when_it_keeps_being_wrong() -> None:
+    text = [*range(10, 20), 5, *range(10, 20)]
+    following = Continuations()
+    for token in text:
+        following.append(token)
+    assert following._alignment.place == 10
+    assert following._alignment.run >= 3
+    for token in range(50, 70):
+        following.append(token)
+    assert following._alignment.place == -1
+    # A match that is not longer than the copy so far does not move it.
+    assert Alignment(4, 0.9, 6).after([1] * 10, 1, matched=5, match=8).place == 5
+    assert Alignment(4, 0.9, 2).after([1] * 10, 1, matched=5, match=8).place == 8
+
+
+def test_the_odds_of_a_place_grow_with_its_rate() -> None:
+    found = [odds(rate / 100) for rate in range(101)]
+    assert found == sorted(found)
+    assert found[50] == pytest.approx(0)
+    assert found[100] == pytest.approx(log(0.98 / 0.02))
+    assert found[0] == pytest.approx(-found[100])
+
+
+def test_a_draft_judges_the_place_as_the_text_will_once_it_went_that_way() -> None:
+    passage = list(range(10, 40))
+    drafter = NgramDrafter()
+    drafter.commit([*passage, 5, *passage[:2]])
+    at = drafter._next.now()
+    assert at[2] == -1
+    for token in passage[2:9]:
+        ((_, found, _, at, _),) = drafter._next.steps(at)
+        assert found == token
+        drafter.commit([token])
+        assert at[2:4] == pytest.approx(drafter._next.now()[2:4])
+
+
+def test_what_followed_teaches_the_evidence() -> None:
+    weights = []
+    for text in ([1, 2] * 20, [token for i in range(20) for token in (1, 10 + i)]):
+        drafter = NgramDrafter()
+        drafter.commit(text)
+        weights.append(drafter._next._evidence.weights[0])
+    right, wrong = weights
+    assert right > Evidence().weights[0] > wrong
+
+
+def _seen(odds: float, matched: int, agreed: bool) -> tuple[float, ...]:
+    return 1.0, 1.0, odds, log(matched), 0.0, float(agreed), 0.0, 0.0, 0.0
+
+
+def test_evidence_learns_how_copies_fare_in_this_text() -> None:
+    seen = _seen(0.0, 2, True)
+    for hit in (False, True):
+        evidence = Evidence()
+        before = evidence.chance(seen)
+        for _ in range(200):
+            evidence.observe(seen, evidence.chance(seen), hit)
+        assert evidence.chance(seen) > max(before, 0.8) if hit else evidence.chance(seen) < min(before, 0.2)
+        assert evidence.weights[len(seen) :] == Evidence().weights[len(seen) :]
+    assert Evidence().chance(seen) > Evidence().chance(_seen(0.0, 2, False))
+    assert Evidence().chance(_seen(0.0, 8, True)) > Evidence().chance(seen)
+    assert Evidence().chance(seen) > Evidence().chance(_seen(-1.4, 2, True))
+
+
+def test_what_is_known_at_the_end_is_known_anew_once_the_text_goes_on() -> None:
+    """A proposal and the token that comes share their work; neither may see the other's end."""
+    drafter = NgramDrafter()
+    for text in ([1, 2, 3, 1], [2, 4, 1, 2]):
+        drafter.commit(text)
+        again = NgramDrafter()
+        again.commit(drafter.context)
+        assert drafter.propose(4, _draw()) == again.propose(4, _draw()) == drafter.propose(4, _draw())
+        assert drafter.candidates() == again.candidates()
+    drafter.rewind(5)
+    again = NgramDrafter()
+    again.commit(drafter.context)
+    assert drafter.candidates() == again.candidates()
+
+
+def test_ngram_confidence_grows_along_a_copy() -> None:
+    passage = list(range(10, 40))
+    along = _confidence([*passage, 5, *passage[:2]], 20)
+    assert along == sorted(along)
+    assert along[-1] > 0.85
+    assert along[0] < 0.8
+
+
+def test_a_proposal_ends_where_its_whole_path_is_unlikely() -> None:
+    rng = random.Random(3)
+    drafter = NgramDrafter()
+    ended = 0
+    for _ in range(200):
+        drafter.commit([rng.randrange(12)])
+        proposal = drafter.propose(16, _draw())
+        if proposal is not None:
+            assert proposal.confidence is not None
+            path = 1.0
+            for chance in proposal.confidence:
+                path *= chance
+            assert path >= LEAST
+            ended += len(proposal.tokens) < 16
+    assert ended > 100
+
+
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from(["commit", "rewind", "follow", "reset"]),
+            st.lists(st.integers(0, 2), max_size=6),
+            st.integers(0, 30),
+        ),
+        max_size=12,
+    )
+)
+def test_ngram_state_depends_on_its_context_only(steps: list[tuple[str, list[int], int]]) -> None:
+    """However it was reached: token by token, in blocks, through rewinds; a fresh index proposes the same."""
+    drafter = NgramDrafter()
+    for step, tokens, length in steps:
+        if step == "commit":
+            drafter.commit(tokens)
+        elif step == "rewind":
+            drafter.rewind(length)
+        elif step == "follow":
+            drafter.follow(drafter.context[:length] + tokens)
+        else:
+            drafter.reset()
+        again = drafter.fresh()
+        for token in drafter.context:
+            again.commit([token])
+        assert again.context == drafter.context
+        assert _content(again) == _content(drafter)
+        assert again.propose(4, _draw()) == drafter.propose(4, _draw())
+
+
+def test_ngram_work_per_token_does_not_grow_with_the_history() -> None:
+    """Counted, not timed: the transitions looked up per proposal and token after 500 and after 20,000 tokens."""
+    rng = random.Random(0)
+    work = []
+    for size in (500, 20_000):
+        drafter = NgramDrafter()
+        drafter.commit([rng.randrange(50) for _ in range(size)])
+        automaton, looked = drafter._next._automaton, 0
+        step = automaton.step
+
+        def counting(state: int, token: int, step: Any = step) -> int:
+            nonlocal looked
+            looked += 1
+            return step(state, token)
+
+        automaton.step = counting  # type: ignore[method-assign]
+        for _ in range(100):
+            drafter.propose(4, _draw())
+            drafter.commit([rng.randrange(50)])
+        work.append(looked / 100)
+    assert work[0] > 10
+    assert work[1] < 2 * work[0]
+
+
+def _content(drafter: Any) -> dict[str, Any]:
+    """All that an n-gram drafter knows, but how to take it back."""
+    following = drafter._next
+    known = {name: value for name, value in vars(following._automaton).items() if name != "_undo"}
+    return known | {"weights": following._evidence.weights, "at": following._alignment, "text": following.text}
+
+
+def test_ngram_ingests_the_whole_of_a_second_prompt() -> None:
+    """A shorter prompt after a longer one: the index is that of the new prompt, nothing more and nothing less."""
+    engine = chat_engine()
+    session = engine.new_session()
+    settings = Settings(max_tokens=3)
+    engine.generation(session, [9, 8, 7, 6, 5, 4, 3, 9, 8, 7], settings).run()
+    for prompt in ([1, 2, 1, 2], [9, 8, 3], [9, 8, 7, 6, 5]):
+        engine.generation(session, prompt, settings).run()
+        (drafter,) = session.drafters
+        assert drafter.context == session.ids
+        again = NgramDrafter()
+        again.commit(session.ids)
+        assert _content(again) == _content(drafter)
