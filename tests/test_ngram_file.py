@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import random
 import struct
@@ -259,6 +260,26 @@ def test_a_lock_that_was_removed_is_none(setting: Setting) -> None:
             pass
     with locked(lock, 0):
         pass
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_lock_that_is_removed_while_it_is_taken(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch, replaced: bool
+) -> None:
+    setting.path.parent.mkdir()
+    lock, real = setting.path.with_name("lock"), fcntl.flock
+    removed = []
+
+    def remove_first(descriptor: int, operation: int) -> None:
+        if not removed:
+            removed.append(lock.unlink())
+            if replaced:
+                lock.touch()
+        real(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", remove_first)
+    with locked(lock, 60), lock.open() as stream, pytest.raises(BlockingIOError):
+        real(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 HOLD = """
