@@ -238,8 +238,11 @@ def test_while_another_holds_the_lock_lessons_wait(setting: Setting) -> None:
         assert file.store.matches([1, 2]) == [Found(2, 3, 3, 3)]  # in this process they count
         assert setting.open().store.matches([1, 2]) == [Found(2, 3, 1, 1)]
         assert file.info().texts == 1
+        for _ in range(2):
+            file.learn([([7, 8, 9], 0)], digest="d")
     assert file.learn([])
-    assert file.info().texts == 3
+    assert file.info().texts == 4
+    assert setting.open().store.matches([7, 8]) == [Found(2, 9, 1, 1)]  # waited twice, counts once
     assert setting.open().store.matches([1, 2]) == file.store.matches([1, 2]) == [Found(2, 3, 3, 3)]
     with locked(setting.path.with_name("learned.ngrams.lock"), 0):
         for i in range(MOST_WAITING + 2):

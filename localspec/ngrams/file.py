@@ -233,7 +233,8 @@ class NgramFile:
     def _taught(self) -> Content:
         """What the file held, and what waits to be saved."""
         saved, now = self._saved, int(time.time())
-        texts = [text for text in self._waiting if text.digest is None or text.digest not in saved.digests]
+        known = set(saved.digests)
+        texts = [text for text in self._waiting if text.digest is None or _new(text.digest, known)]
         labels = [*(label for label in saved.labels if label != self.label), self.label] if self.label else saved.labels
         content = saved._replace(
             texts=saved.texts + len(texts),
@@ -255,6 +256,13 @@ class NgramFile:
         if not self._complained:
             self._complained = True
             self._say(f"{self.path} {what} ({error.strerror or error}): {remedy}")
+
+
+def _new(digest: str, known: set[str]) -> bool:
+    """Whether a digest is not among the known ones; from here on it is."""
+    size = len(known)
+    known.add(digest)
+    return len(known) > size
 
 
 def _in_bulk(texts: Sequence[_Text]) -> Iterator[tuple[Keys, Tokens]]:
