@@ -9,6 +9,8 @@ Source = Literal["plain", "ngram", "mtp", "draft", "grammar", "resampled", "bonu
 """Where a token came from: `plain` (nothing was proposed), the drafter whose proposal was accepted (`ngram`, `mtp`,
 `draft`; `grammar`, which allowed nothing else), `resampled` (chosen by the target where it rejected a draft) or `bonus`
 (the target's own token after a proposal that was accepted whole)."""
+Level = Literal["context", "learned", "seed"]
+"""Where an n-gram draft was found: in this context, in what earlier answers taught, or in the user's own texts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from localspec.noise import Noise, Stream
 from localspec.settings import Settings
-from localspec.tokens import Source
+from localspec.tokens import Level, Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,8 @@ class Proposal:
     """n-gram drafts: tokens of context that matched."""
     confidence: list[float] | None = None
     """Predicted chance of each draft to be accepted when those before it were; None where the drafter has no idea."""
+    levels: list[Level] | None = None
+    """n-gram drafts: where each token was found; None for all other drafts."""
 
     def cut(self, length: int) -> Proposal:
         """The same proposal with at most `length` tokens."""
@@ -42,6 +44,7 @@ class Proposal:
             None if self.probabilities is None else self.probabilities[:length],
             self.match_length,
             None if self.confidence is None else self.confidence[:length],
+            None if self.levels is None else self.levels[:length],
         )
 
 
