@@ -258,13 +258,6 @@ class NgramFile:
             self._say(f"{self.path} {what} ({error.strerror or error}): {remedy}")
 
 
-def _new(digest: str, known: set[str]) -> bool:
-    """Whether a digest is not among the known ones; from here on it is."""
-    size = len(known)
-    known.add(digest)
-    return len(known) > size
-
-
 def _in_bulk(texts: Sequence[_Text]) -> Iterator[tuple[Keys, Tokens]]:
     """What texts have to be counted, in portions that are merged at once."""
     keys: list[Keys] = []
@@ -302,3 +295,10 @@ def _once(keys: Keys, followers: Tokens) -> tuple[Keys, Tokens]:
     last[:-1] = (keys[order[1:]] != keys[order[:-1]]) | (followers[order[1:]] != followers[order[:-1]])
     kept = np.sort(order[last])
     return keys[kept], followers[kept]
+
+
+def _new(digest: str, known: set[str]) -> bool:
+    """Whether a digest is not among the known ones; from here on it is."""
+    size = len(known)
+    known.add(digest)
+    return len(known) > size
