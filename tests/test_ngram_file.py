@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import random
 import struct
@@ -76,6 +77,15 @@ def test_what_was_learned_is_there_for_the_next_process(setting: Setting) -> Non
     assert setting.lines == []
 
 
+def test_it_knows_when_it_was_begun(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    for now in (86_400.5, 3 * 86_400.5):
+        monkeypatch.setattr(time, "time", lambda now=now: now)
+        setting.open().learn([([1, 2, int(now)], 0)])
+    info = setting.open().info()
+    assert (info.created, info.updated) == (86_400, 3 * 86_400 + 1)
+    assert setting.open().store.to_arrays().days.tolist() == [3, 1]
+
+
 def test_it_is_for_its_owner_alone(setting: Setting) -> None:
     old = os.umask(0)
     try:
@@ -98,6 +108,8 @@ def test_an_answer_counts_once_whatever_it_repeats(setting: Setting) -> None:
     # Of what one answer wrote in the same place, the last thing counts as the latest.
     file.learn([([7, 8, 5, 7, 8, 6, 7, 8, 4], 0)])
     assert file.store.matches([7, 8])[0] == Found(2, 4, 1, 3)
+    file.learn([([17, 18, 5, 17, 18, 6, 17, 18, 5], 0)])
+    assert file.store.matches([17, 18])[0] == Found(2, 5, 1, 2)
 
 
 def test_a_text_counts_once_a_page_and_is_taught_once(setting: Setting) -> None:
@@ -146,6 +158,24 @@ def test_much_at_once_is_merged_in_portions(setting: Setting, monkeypatch: pytes
     parts = setting.open()
     parts.learn([(ids[:2_000], 3), (ids[2_000:], 0)], digest="d")
     assert columns_of(parts.store) == columns_of(whole.store)
+    assert parts.learn([([61, 62, 63, 64, 65], 3)], digest="e")
+    assert parts.store.matches([61, 62]) == []
+    assert parts.store.matches([62, 63]) == [Found(2, 64, 1, 1)]
+
+
+def test_memory_is_bounded_whatever_is_taught(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_module, "PAGE", 100)
+    monkeypatch.setattr(file_module, "_BULK", 1)
+    most, real = 0, NgramStore.shrink
+
+    def watch(store: NgramStore, most_rows: int) -> None:
+        nonlocal most
+        most = max(most, store.rows)
+        real(store, most_rows)
+
+    monkeypatch.setattr(NgramStore, "shrink", watch)
+    setting.open(most_bytes=18_000).learn([(text(5_000), 0)], digest="d")
+    assert 0 < most < 1_400  # what the bound allows, and a page
 
 
 def test_the_file_keeps_to_its_bound(setting: Setting) -> None:
@@ -158,7 +188,7 @@ def test_the_file_keeps_to_its_bound(setting: Setting) -> None:
     assert sizes[-1] > 15_000
     assert file.store.matches(text(100, 11)[:20])  # the newest of equals, too, by its favourites at least
     smaller = setting.open(most_bytes=5_000)
-    smaller.learn([([1, 2, 3], 0)])
+    smaller.learn([([1, 2], 0)])  # that teaches nothing
     assert setting.path.stat().st_size <= 5_000
     assert smaller.info().rows == smaller.store.rows == setting.open().store.rows
 
@@ -237,8 +267,11 @@ def test_while_another_holds_the_lock_lessons_wait(setting: Setting) -> None:
         assert file.store.matches([1, 2]) == [Found(2, 3, 3, 3)]  # in this process they count
         assert setting.open().store.matches([1, 2]) == [Found(2, 3, 1, 1)]
         assert file.info().texts == 1
+        for _ in range(2):
+            file.learn([([7, 8, 9], 0)], digest="d")
     assert file.learn([])
-    assert file.info().texts == 3
+    assert file.info().texts == 4
+    assert setting.open().store.matches([7, 8]) == [Found(2, 9, 1, 1)]  # waited twice, counts once
     assert setting.open().store.matches([1, 2]) == file.store.matches([1, 2]) == [Found(2, 3, 3, 3)]
     with locked(setting.path.with_name("learned.ngrams.lock"), 0):
         for i in range(MOST_WAITING + 2):
@@ -259,6 +292,26 @@ def test_a_lock_that_was_removed_is_none(setting: Setting) -> None:
             pass
     with locked(lock, 0):
         pass
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_lock_that_is_removed_while_it_is_taken(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch, replaced: bool
+) -> None:
+    setting.path.parent.mkdir()
+    lock, real = setting.path.with_name("lock"), fcntl.flock
+    removed = []
+
+    def remove_first(descriptor: int, operation: int) -> None:
+        if not removed:
+            removed.append(lock.unlink())
+            if replaced:
+                lock.touch()
+        real(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", remove_first)
+    with locked(lock, 60), lock.open() as stream, pytest.raises(BlockingIOError):
+        real(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 HOLD = """

@@ -163,7 +163,7 @@ def test_counts_saturate_in_proportion() -> None:
     assert 0.9 < found.hits / found.seen <= 1
     store.merge(np.repeat(keys, 70_000), np.arange(70_000, dtype=np.uint32), day=1)
     check(store.to_arrays())
-    assert store.matches([1, 2])[0].seen <= MOST
+    assert store.matches([1, 2])[0].seen == MOST  # more followers than can be counted
 
 
 def test_days_end_where_their_column_does() -> None:
@@ -241,6 +241,15 @@ def test_an_evicted_follower_still_counts_as_seen() -> None:
     assert store.matches([1, 2]) == [Found(2, 3, 2, 3)]
     store.merge(*contexts([1, 2, 4], 0), day=101)
     assert store.matches([1, 2]) == [Found(2, 3, 2, 4)]
+
+
+def test_look_ups_end_where_a_context_is_unknown() -> None:
+    columns = taught([1, 2, 3, 4, 5, 6, 7]).to_arrays()
+    found = NgramStore.from_arrays(columns).matches([1, 2, 3, 4, 5, 6])
+    assert [one.order for one in found] == [2, 3, 4, 6]
+    without = columns.keys & np.uint64(3) != 1
+    store = NgramStore.from_arrays(Columns(*(column[without] for column in columns)))
+    assert [one.order for one in store.matches([1, 2, 3, 4, 5, 6])] == [2]
 
 
 def test_a_look_up_meanwhile_sees_a_whole_store() -> None:

@@ -233,7 +233,8 @@ class NgramFile:
     def _taught(self) -> Content:
         """What the file held, and what waits to be saved."""
         saved, now = self._saved, int(time.time())
-        texts = [text for text in self._waiting if text.digest is None or text.digest not in saved.digests]
+        known = set(saved.digests)
+        texts = [text for text in self._waiting if text.digest is None or _new(text.digest, known)]
         labels = [*(label for label in saved.labels if label != self.label), self.label] if self.label else saved.labels
         content = saved._replace(
             texts=saved.texts + len(texts),
@@ -294,3 +295,10 @@ def _once(keys: Keys, followers: Tokens) -> tuple[Keys, Tokens]:
     last[:-1] = (keys[order[1:]] != keys[order[:-1]]) | (followers[order[1:]] != followers[order[:-1]])
     kept = np.sort(order[last])
     return keys[kept], followers[kept]
+
+
+def _new(digest: str, known: set[str]) -> bool:
+    """Whether a digest is not among the known ones; from here on it is."""
+    size = len(known)
+    known.add(digest)
+    return len(known) > size
