@@ -62,7 +62,7 @@ class Learning:
         self._files: dict[Level, NgramFile] = {}
         if not allowed(self._shelf):
             return
-        from localspec.ngrams import fingerprint
+        from localspec.ngrams.fingerprint import fingerprint
 
         key = fingerprint(tokenizer)
         self._files = {"learned": self._shelf.file("learned", key, label), "seed": self._shelf.file("seed", key)}
@@ -79,11 +79,10 @@ class Learning:
             return
         try:
             if allowed(self._shelf):
-                from localspec.ngrams import lessons
+                from localspec.ngrams.lessons import lessons
 
                 self._files["learned"].learn(lessons(prompt[-CONTEXT:], answer))
-        # Whatever it is, the answer is written already, and what it might have taught is not worth an error.
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is: the answer is written, and stays as it is
             del self._files["learned"]
             self._tell(f"this session learns nothing: {_one_line(error)}")
 

@@ -58,7 +58,8 @@ def load(
 
     `draft` names a smaller model with the same vocabulary that drafts for it, after the other `drafters` (n-grams when
     None). `dtype` is one of DTYPES; None takes what runs fastest on this machine. `kernels` and `learn` are as in
-    Engine; `notify` is told in one line what keeps it from learning, None warns. Everything is loaded and evaluated in the calling thread, which is the one to generate in.
+    Engine; `notify` is told in one line what is amiss with what was learned, None warns. Everything is loaded and
+    evaluated in the calling thread, which is the one to generate in.
     """
     from localspec.engine import Engine
     from localspec.kernels.selection import Kernels
