@@ -146,10 +146,16 @@ def load_weights(checkpoint: Checkpoint, dtype: str) -> Any:
 def _plan(name: str, dtype: str | None, progress: Progress | None) -> _Plan:
     _refuse_hopeless(name)
     path = hub.resolve(name, progress)
+    return _Plan(label(name, path), read_checkpoint(path), dtype or _choose_dtype(path))
+
+
+def label(name: str, path: Path) -> str:
+    """What to call the model that `name` stands for, which is in `path`."""
     known = catalogue()
     entry = known.get(name) or known.by_hub(name)
-    label = path.name if Path(name).expanduser().is_dir() else name
-    return _Plan(entry.name if entry is not None else label, read_checkpoint(path), dtype or _choose_dtype(path))
+    if entry is not None:
+        return entry.name
+    return path.name if Path(name).expanduser().is_dir() else name
 
 
 def _choose_dtype(path: Path) -> str:
