@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,8 @@ Keys = NDArray[np.uint64]
 Tokens = NDArray[np.uint32]
 Shorts = NDArray[np.uint16]
 Integers = NDArray[np.int64]
+_View = tuple[int, Any, Any, Any, Any, Any]
+"""Of a key's place: the bits to shift away and where keys begin that have the others; then the columns as memory."""
 
 _WORD = (1 << 64) - 1
 _START = 0x9E3779B97F4A7C15
@@ -92,9 +94,8 @@ class NgramStore:
         bits = min(max(keys.size.bit_length() - 3, 1), _EDGE_BITS)
         edges = np.searchsorted(keys, np.arange(1 << bits, dtype=np.uint64) << np.uint64(64 - bits))
         edges = np.append(edges, keys.size)
-        views = tuple(memoryview(column) for column in (edges, keys, followers, hits, seen))  # type: ignore[arg-type]
         self._columns = columns
-        self._view = (64 - bits, *views)
+        self._view: _View = (64 - bits, edges.data, keys.data, followers.data, hits.data, seen.data)
 
     @property
     def rows(self) -> int:
@@ -167,7 +168,10 @@ def contexts(tokens: Sequence[int], start: int) -> tuple[Keys, Tokens]:
     Returns keys and followers, of shape [n] each; what comes later in the text comes later among equal keys.
     Raises ValueError for tokens that are not in 0..2^32-1.
     """
-    ids = np.asarray(tokens, dtype=np.int64)
+    try:
+        ids = np.asarray(tokens, dtype=np.int64)
+    except OverflowError:
+        ids = np.full(1, -1, np.int64)
     if ids.size and not 0 <= ids.min() <= ids.max() < 1 << 32:
         raise ValueError("token ids are numbers from 0 to 4294967295")
     text, first = ids.astype(np.uint64), max(start, 0)
@@ -260,7 +264,8 @@ def _spliced(columns: Columns, low: Integers, known: Integers, merged: Columns) 
     stays = np.ones(columns.keys.size + room.size, np.bool_)
     stays[room] = False
     target = _ranges(low + shifts, sizes)
-    result = []
+    result: list[Any] = []
+    column: Any
     for column, rows in zip(columns, merged, strict=True):
         spliced = np.empty(stays.size, column.dtype)
         spliced[stays] = column
@@ -285,7 +290,8 @@ def _sizes(heads: Integers, size: int) -> Integers:
 
 def _ranges(starts: Integers, sizes: Integers) -> Integers:
     """The numbers from each start on, `sizes` of them, one range after the other."""
-    return np.arange(sizes.sum()) + np.repeat(starts - (np.cumsum(sizes) - sizes), sizes)
+    ranges: Integers = np.arange(sizes.sum()) + np.repeat(starts - (np.cumsum(sizes) - sizes), sizes)
+    return ranges
 
 
 _EMPTY = Columns(
