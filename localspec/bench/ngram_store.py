@@ -13,6 +13,7 @@ import time
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -57,7 +58,7 @@ def words(count: int, rng: np.random.Generator) -> list[int]:
 def measure(rows: int, folder: Path, seed: int = 0) -> Cost:
     """Times of a file of about `rows` rows, which `folder` gets."""
     rng = np.random.default_rng(seed)
-    store, text = NgramStore(), words(max(rows // 20, 2 * LONGEST), rng)
+    store, text = NgramStore(), words(max(rows // 100, 2 * LONGEST), rng)
     while store.rows < rows * 0.95:  # a text has up to four rows per token
         text = words(len(text), rng)
         store.merge(*contexts(text, 0), day=1)
@@ -74,7 +75,7 @@ def measure(rows: int, folder: Path, seed: int = 0) -> Cost:
         if not file.learn([(answer, 0)]):
             raise LocalspecError(f"{path} could not be written: set TMPDIR to a folder with room for it")
         times.append(time.perf_counter())
-        for column, started, ended in zip((loads, merges, learns), times, times[1:], strict=True):
+        for column, (started, ended) in zip((loads, merges, learns), pairwise(times), strict=True):
             column.append((ended - started) * 1e3)
     known = [text[end - LONGEST : end] for end in range(LONGEST, len(text))][:LOOKUPS]
     unknown = [[token + _VOCABULARY for token in context] for context in known]
@@ -96,7 +97,7 @@ def _lookup_us(store: NgramStore, wanted: Sequence[list[int]]) -> float:
 def table(costs: Sequence[Cost]) -> str:
     """For a terminal, and for the docs."""
     lines = [
-        "| rows | look-up, us | of an unknown context | load, ms | count an answer, ms | and save, ms | bytes per row |",
+        "| rows | look-up, us | of what is unknown | load, ms | count an answer, ms | and save it, ms | bytes per row |",
         "|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for cost in costs:
