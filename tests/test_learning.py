@@ -5,27 +5,31 @@ from __future__ import annotations
 import errno
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import mlx.core as mx
 import pytest
 from scripted_engine import Scripted, run
-from tiny import chat_engine, tiny_llama, tiny_tokenizer
+from tiny import ScriptDrafter, ScriptModel, chat_engine, tiny_llama, tiny_tokenizer
 from tiny_checkpoint import write_tiny_checkpoint
 
 import localspec
 from localspec.commands import progress
+from localspec.drafters.protocol import Draw, Proposal
 from localspec.engine import Engine
 from localspec.errors import LearningWarning, SettingsError
 from localspec.generation import Generation
 from localspec.learning import Learning
 from localspec.ngrams import NgramFile, NgramStore, Shelf
 from localspec.ngrams.store import ORDERS, contexts
+from localspec.tokens import Level
 from localspec.vocabulary import fingerprint
 
 PROMPT = "the quick brown fox"
 LENGTH = 60
+LEVELS: tuple[Level, ...] = get_args(Level)
 
 
 @pytest.fixture(autouse=True)
@@ -80,6 +84,44 @@ def test_levels_are_told_token_by_token() -> None:
     counts = [token.level for token in again.tokens if token.level is not None]
     assert again.stats.by_level == {level: counts.count(level) for level in counts}
     assert sum(again.stats.by_level.values()) == again.stats.by_source["ngram"]
+
+
+class _Levelled(ScriptDrafter):
+    """Says of each draft another level in turn, from the position on."""
+
+    def propose(self, length: int, draw: Draw) -> Proposal | None:
+        proposal = super().propose(length, draw)
+        if proposal is None:
+            return None
+        start = len(self.context)
+        return replace(proposal, levels=[LEVELS[(start + i) % 3] for i in range(len(proposal.tokens))])
+
+    def fresh(self) -> _Levelled:
+        return _Levelled(self.script, wrong=self.wrong, name=self.name)
+
+
+def test_each_token_has_the_level_of_its_own_draft() -> None:
+    script = [*range(30, 34), *range(10, 30)]
+    drafter = _Levelled(script, wrong=[9], name="ngram")
+    generation = Engine(ScriptModel(script), drafters=[drafter]).generate(script[:4], max_tokens=10, draft_length=3)
+    assert [token.source for token in generation.tokens].count("ngram") == 7
+    for token in generation.tokens:
+        assert token.level == (LEVELS[token.position % 3] if token.source == "ngram" else None)
+    assert generation.stats.by_level == {"context": 2, "learned": 2, "seed": 3}
+
+
+def test_drafts_without_a_level_are_of_the_context_where_they_are_ngrams() -> None:
+    script = [*range(30, 34), *range(10, 30)]
+    for name, level in (("ngram", "context"), ("draft", None)):
+        drafter = ScriptDrafter(script, name=name)
+        generation = Engine(ScriptModel(script), drafters=[drafter]).generate(script[:4], max_tokens=4, draft_length=3)
+        assert [token.level for token in generation.tokens] == [level] * 3 + [None]
+
+
+def test_a_cut_proposal_keeps_the_levels_of_what_is_left() -> None:
+    proposal = Proposal([1, 2, 3], "ngram", levels=["context", "seed", "learned"])
+    assert proposal.cut(2).levels == ["context", "seed"]
+    assert proposal.cut(3).levels == proposal.levels
 
 
 def test_an_early_end_counts_the_levels_of_what_was_yielded() -> None:
