@@ -38,7 +38,7 @@ Examples:
 """,
 )
 def cache() -> None:
-    """Show, clear, turn off, or teach what drafts are remembered from.
+    """What is remembered to draft from: show it, clear it, teach it, turn it off.
 
     What the chat answers is kept as n-grams, one file for each tokenizer, and guessed from in later chats. No answer
     depends on it: the model checks each guess. `localspec chat --private` leaves one chat out.
@@ -46,11 +46,12 @@ def cache() -> None:
 
 
 @cache.command(
+    short_help="What is remembered, and whether any is learned.",
     epilog="""\b
 Examples:
   localspec cache show
   localspec cache show --json | jq .learning
-"""
+""",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 def show(as_json: bool) -> None:
@@ -120,14 +121,14 @@ def clear(model: str | None, level: Level | None, yes: bool) -> None:
     print_line(f"removed {_count(len(removed), 'file')}: {size}")
 
 
-@cache.command(epilog="\b\nExamples:\n  localspec cache off")
+@cache.command(short_help="Neither learn nor use what was learned.", epilog="\b\nExamples:\n  localspec cache off")
 def off() -> None:
     """Learn nothing and use nothing of what was learned, until `localspec cache on`. Deletes nothing."""
     _shelf().turn(False)
     print_line("learning is off; what is remembered stays: localspec cache clear deletes it")
 
 
-@cache.command(epilog="\b\nExamples:\n  localspec cache on")
+@cache.command(short_help="Learn again.", epilog="\b\nExamples:\n  localspec cache on")
 def on() -> None:
     """Learn from answers again, and use what was learned."""
     from localspec.learning import switched_off
@@ -137,13 +138,14 @@ def on() -> None:
 
 
 @cache.command(
+    short_help="Teach it texts of your own.",
     epilog="""\b
 Examples:
   localspec cache learn ~/notes
   localspec cache learn src/ README.md --model qwen3-4b
 
 In folders, hidden files and links are left out, and so is everywhere what is not UTF-8 text.
-"""
+""",
 )
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True)
 @click.option("--model", "-m", metavar="MODEL", help="Learn for this one's tokenizer.  [default: the chat's]")
