@@ -213,6 +213,7 @@ class Decoder:
                 choice.logprob,
                 choice.draft_index,
                 choice.match_length,
+                choice.level,
                 choice.top,
             )
             kept += 1
@@ -242,7 +243,7 @@ class Decoder:
         self._rounds.append(record)
         self._stats.book_round(record)
         for choice in chosen[:kept]:
-            self._stats.by_source[choice.source] = self._stats.by_source.get(choice.source, 0) + 1
+            self._stats.book_token(choice.source, choice.level)
         yield from self._release(ready)
 
     def _forward(self, ids: mx.array) -> mx.array:

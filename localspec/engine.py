@@ -23,6 +23,7 @@ from localspec.text import DetokenizerFactory
 
 if TYPE_CHECKING:
     from localspec.conversation import Conversation
+    from localspec.learning import Learning
 
 Message = dict[str, str]
 """One chat turn: `{"role": "system" | "user" | "assistant", "content": text}`."""
@@ -31,7 +32,6 @@ Prompt = str | Sequence[Message] | Sequence[int]
 _PROMPTS = "a prompt is a text, a list of ids, or a list of {role, content} messages"
 _LONGEST_TOKEN = 64
 """Characters; hardly any token stands for more."""
-_NAMED_DRAFTERS: dict[str, Callable[[], Drafter]] = {"ngram": NgramDrafter}
 
 
 class Engine:
@@ -49,6 +49,7 @@ class Engine:
         kv_group_size: int = 64,
         quantized_kv_start: int = 5000,
         kernels: str | Kernels = "auto",
+        learn: bool | Learning = False,
     ) -> None:
         """`model`, `tokenizer`: what mlx_lm.load returned; without a tokenizer prompts must be ids.
 
@@ -58,6 +59,10 @@ class Engine:
         hold quantized_kv_start tokens; None leaves them as they are.
         kernels: "auto" uses the Metal kernels that proved themselves on this machine, "on" or "off" all or none of
         them, NAME=on and so on one; several with commas between (docs/kernels.md).
+        learn: True keeps n-grams of the answers on disk, for this tokenizer, and lets the "ngram" drafter draft from
+        those of earlier sessions and from texts given to `localspec cache learn`; not where `localspec cache off` was
+        said. Under rejection and block acceptance, whose ids depend on the drafts, it keeps to the context. False
+        neither reads nor writes any of this (docs/learning.md).
 
         Raises IncompatibleDrafterError when a drafter does not fit the target, SettingsError for wrong settings.
         """
@@ -71,7 +76,8 @@ class Engine:
         self._kernels_chosen = False
         self.controller = Controller()
         self._exact = Exact(self.target, context_length)
-        self.drafters = [_drafter(d) for d in drafters]
+        self._learning = self._open_learning(learn)
+        self.drafters = [_drafter(d, self._learning) for d in drafters]
         for drafter in self.drafters:
             drafter.check(model, tokenizer)
         self._texts = DetokenizerFactory(tokenizer)
@@ -140,10 +146,33 @@ class Engine:
             controller=self.controller,
             exactness=self._exactness,
             kernels=self.kernels,
-            on_end=on_end,
+            on_end=self._learning_from(on_end),
             on_prefill=on_prefill,
             xtc_exempt=self.xtc_exempt() if settings.xtc_probability > 0 else (),
         )
+
+    def _open_learning(self, learn: bool | Learning) -> Learning | None:
+        if not learn:
+            return None
+        if self.tokenizer is None:
+            raise SettingsError("learn needs a tokenizer, whose ids it keeps n-grams of, and this engine has none")
+        from localspec.learning import Learning
+
+        return learn if isinstance(learn, Learning) else Learning(self.tokenizer, label=self.name)
+
+    def _learning_from(self, on_end: Callable[[Generation], None] | None) -> Callable[[Generation], None] | None:
+        """`on_end`, and then what the answer teaches: after its last token was delivered, so that nobody waits."""
+        learning = self._learning
+        if learning is None:
+            return on_end
+
+        def end(generation: Generation) -> None:
+            if on_end is not None:
+                on_end(generation)
+            if generation.interrupted or not generation.failed:
+                learning.take(generation.prompt_ids, generation.ids)
+
+        return end
 
     def xtc_exempt(self) -> tuple[int, ...]:
         """Ids that XTC never drops: those of a newline and the end tokens, as in mlx-lm's server and commands."""
@@ -239,9 +268,9 @@ class Engine:
         return self.tokenizer
 
 
-def _drafter(drafter: Drafter | str) -> Drafter:
+def _drafter(drafter: Drafter | str, learning: Learning | None) -> Drafter:
     if not isinstance(drafter, str):
         return drafter
-    if drafter not in _NAMED_DRAFTERS:
-        raise SettingsError(f"unknown drafter {drafter!r}; known: {', '.join(_NAMED_DRAFTERS)}")
-    return _NAMED_DRAFTERS[drafter]()
+    if drafter != "ngram":
+        raise SettingsError(f"unknown drafter {drafter!r}; known: ngram")
+    return NgramDrafter() if learning is None else NgramDrafter(levels=learning.levels)

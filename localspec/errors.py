@@ -54,3 +54,7 @@ class UnsupportedModelError(LocalspecError):
 
 class KernelWarning(RuntimeWarning):
     """A Metal kernel is not used where it was to be, or its record cannot be; the answer is the same without."""
+
+
+class LearningWarning(RuntimeWarning):
+    """Something about the learned n-grams that a person may want to know; the answers are the same."""

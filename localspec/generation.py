@@ -66,7 +66,9 @@ class Generation(Iterator[Token]):
         self.exactness: str | None = None
         """How far these ids equal those without speculation, in one line; None before the first token is asked for."""
         self.failed = False
-        """Whether an exception ended it."""
+        """Whether an exception ended it,"""
+        self.interrupted = False
+        """and whether that was Ctrl-C."""
         self._session = session
         self._end_ids = end_ids
         self._context_length = context_length
@@ -189,8 +191,8 @@ class Generation(Iterator[Token]):
             raise
         except _PromptStopped:
             settled = True
-        except BaseException:
-            self.failed = True
+        except BaseException as error:
+            self.failed, self.interrupted = True, isinstance(error, KeyboardInterrupt)
             self._session.recover(len(self.prompt_ids) + len(self.tokens))
             settled = True
             raise

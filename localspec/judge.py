@@ -24,7 +24,7 @@ from localspec.matcher import Matcher
 from localspec.noise import Stream, round_keys
 from localspec.penalties import of_shape, penalise
 from localspec.sampling import Distribution, distribution, ranked
-from localspec.tokens import Source
+from localspec.tokens import Level, Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,7 @@ class Chosen:
     q: float | None = None
     draft_index: int | None = None
     match_length: int | None = None
+    level: Level | None = None
     top: tuple[tuple[int, float], ...] = ()
 
 
@@ -309,11 +310,14 @@ class Judge:
 def _chosen(verdict: _Verdict, proposal: Proposal, tops: list[tuple[tuple[int, float], ...]]) -> list[Chosen]:
     """The tokens of a verdict with where they came from."""
     chosen = []
+    levels: Sequence[Level | None] | None = proposal.levels
+    if levels is None:
+        levels = ["context" if proposal.source == "ngram" else None] * len(proposal.tokens)
     for i, token in enumerate(verdict.tokens):
         p, logprob = math.exp(verdict.log_ps[i]), verdict.logprobs[i]
         if i < verdict.accepted:
             q = 1.0 if proposal.probabilities is None else proposal.probabilities[i]
-            chosen.append(Chosen(token, proposal.source, p, logprob, q, i, proposal.match_length, tops[i]))
+            chosen.append(Chosen(token, proposal.source, p, logprob, q, i, proposal.match_length, levels[i], tops[i]))
         else:
             source: Source = "resampled" if verdict.accepted < len(proposal.tokens) else "bonus"
             chosen.append(Chosen(token, source, p, logprob, top=tops[i]))

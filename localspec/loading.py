@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from localspec.vocabulary import check_same_vocabulary
 if TYPE_CHECKING:
     from localspec.engine import Engine
     from localspec.kernels.selection import Kernels
+    from localspec.learning import Learning
 
 DTYPES = ("float32", "bfloat16", "float16", "quantized")
 """What `dtype=` may be; `quantized` keeps the weights as they are stored."""
@@ -50,12 +51,15 @@ def load(
     drafters: Sequence[Any] | None = None,
     progress: Progress | None = None,
     kernels: str | Kernels = "auto",
+    learn: bool = False,
+    notify: Callable[[str], None] | None = None,
 ) -> Engine:
     """Load a model by catalogue name, local directory or hub id, fetching it if need be, and make an engine of it.
 
     `draft` names a smaller model with the same vocabulary that drafts for it, after the other `drafters` (n-grams when
-    None). `dtype` is one of DTYPES; None takes what runs fastest on this machine. `kernels` is as in Engine. Everything
-    is loaded and evaluated in the calling thread, which is the one to generate in.
+    None). `dtype` is one of DTYPES; None takes what runs fastest on this machine. `kernels` and `learn` are as in
+    Engine; `notify` is told in one line what is amiss with what was learned, None warns. Everything is loaded and
+    evaluated in the calling thread, which is the one to generate in.
     """
     from localspec.engine import Engine
     from localspec.kernels.selection import Kernels
@@ -67,6 +71,11 @@ def load(
     draft_plan = _plan(os.fspath(draft), dtype, progress) if draft is not None else None
     _require_memory(plan, draft_plan)
     tokenizer = load_tokenizer(plan.checkpoint)
+    learning: bool | Learning = False
+    if learn:
+        from localspec.learning import Learning
+
+        learning = Learning(tokenizer, label=plan.name, say=notify)
     if draft_plan is not None:
         check_same_vocabulary(tokenizer, load_tokenizer(draft_plan.checkpoint))
     chosen: list[Any] = ["ngram"] if drafters is None else list(drafters)
@@ -77,7 +86,9 @@ def load(
         draft_model = load_weights(draft_plan.checkpoint, draft_plan.dtype)
         chosen.append(ModelDrafter(draft_model, context_length=context_length(draft_plan.checkpoint.config)))
     window = context_length(plan.checkpoint.config)
-    return Engine(model, tokenizer, drafters=chosen, name=plan.name, context_length=window, kernels=kernels)
+    return Engine(
+        model, tokenizer, drafters=chosen, name=plan.name, context_length=window, kernels=kernels, learn=learning
+    )
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> Any:
@@ -135,10 +146,16 @@ def load_weights(checkpoint: Checkpoint, dtype: str) -> Any:
 def _plan(name: str, dtype: str | None, progress: Progress | None) -> _Plan:
     _refuse_hopeless(name)
     path = hub.resolve(name, progress)
+    return _Plan(label(name, path), read_checkpoint(path), dtype or _choose_dtype(path))
+
+
+def label(name: str, path: Path) -> str:
+    """What to call the model that `name` stands for, which is in `path`."""
     known = catalogue()
     entry = known.get(name) or known.by_hub(name)
-    label = path.name if Path(name).expanduser().is_dir() else name
-    return _Plan(entry.name if entry is not None else label, read_checkpoint(path), dtype or _choose_dtype(path))
+    if entry is not None:
+        return entry.name
+    return path.name if Path(name).expanduser().is_dir() else name
 
 
 def _choose_dtype(path: Path) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from localspec.tokens import Round, Token
+from localspec.tokens import Level, Round, Source, Token
 
 
 @dataclass(slots=True)
@@ -77,6 +77,8 @@ class Stats:
     by_drafter: dict[str, DrafterStats] = field(default_factory=dict)
     by_source: dict[str, int] = field(default_factory=dict)
     """Emitted tokens per source."""
+    by_level: dict[str, int] = field(default_factory=dict)
+    """Those of n-grams, per level at which these were found."""
     ttft_s: float = 0.0
     """From the call to the first token, prompt processing included."""
     prefill_s: float = 0.0
@@ -95,10 +97,16 @@ class Stats:
             self.all_drafters.book(len(record.drafted), record.accepted)
             self.by_drafter.setdefault(record.drafter, DrafterStats()).book(len(record.drafted), record.accepted)
 
+    def book_token(self, source: Source, level: Level | None) -> None:
+        """Count one emitted token."""
+        self.by_source[source] = self.by_source.get(source, 0) + 1
+        if level is not None:
+            self.by_level[level] = self.by_level.get(level, 0) + 1
+
     def recount(self, rounds: Sequence[Round], tokens: Sequence[Token]) -> list[Round]:
         """Count anew as if only `tokens` had been emitted; returns the rounds, cut accordingly."""
         self.target_passes = self.emitted = 0
-        self.all_drafters, self.by_drafter, self.by_source = DrafterStats(), {}, {}
+        self.all_drafters, self.by_drafter, self.by_source, self.by_level = DrafterStats(), {}, {}, {}
         left, kept = len(tokens), []
         for record in rounds:
             emitted = min(record.emitted, left)
@@ -108,7 +116,7 @@ class Stats:
             kept.append(replace(record, emitted=emitted, accepted=min(record.accepted, emitted)))
             self.book_round(kept[-1])
         for token in tokens:
-            self.by_source[token.source] = self.by_source.get(token.source, 0) + 1
+            self.book_token(token.source, token.level)
         return kept
 
     @property
@@ -155,6 +163,7 @@ class Stats:
             **self.all_drafters.as_dict(),
             "by_drafter": {name: stats.as_dict() for name, stats in self.by_drafter.items()},
             "by_source": dict(self.by_source),
+            "by_level": dict(self.by_level),
             "ttft_s": self.ttft_s,
             "prefill_s": self.prefill_s,
             "tpot_s": self.tpot_s,

@@ -37,6 +37,8 @@ class Token:
     """Index within the proposal (0 is the first draft); None when this was not a draft."""
     match_length: int | None = None
     """Tokens of context that matched when an n-gram proposed it; None otherwise."""
+    level: Level | None = None
+    """Where the n-gram that proposed it was found; None when none did."""
     top_logprobs: tuple[tuple[int, float], ...] = ()
     """(id, logprob) of the `logprobs=k` likeliest tokens at this place, the likeliest first and of equal ones the
     lowest id first; `logprob` as above. Empty unless asked for."""

@@ -40,6 +40,9 @@ def test_importing_localspec_loads_nothing_heavy() -> None:
         ["verify", "--help"],
         ["models", "pull", "--help"],
         ["doctor", "--help"],
+        ["cache", "--help"],
+        ["cache", "learn", "--help"],
+        ["cache", "show", "--help"],
     ],
 )
 def test_help_loads_nothing_heavy(arguments: list[str]) -> None:

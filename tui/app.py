@@ -18,7 +18,7 @@ from localspec.tui import commands, status
 from localspec.tui.legend import Legend
 from localspec.tui.prompt import PromptInput
 from localspec.tui.protocols import ConversationLike, GenerationLike
-from localspec.tui.provenance import PROVENANCE
+from localspec.tui.provenance import PROVENANCE, REMEMBERED
 from localspec.tui.status import StatusLine
 from localspec.tui.terminal import end_without_a_terminal
 from localspec.tui.themes import DARK, THEMES
@@ -117,6 +117,7 @@ class ChatApp(App[None]):
     def _show_tokens(self, tokens: list[Token]) -> None:
         if tokens:
             self.legend.constrained |= any(token.source == "grammar" for token in tokens)
+            self.legend.remembered |= any(token.level in ("learned", "seed") for token in tokens)
             self.transcript.feed(tokens)
             self.status.state = "stopping…" if self._stopping else ""
 
@@ -242,6 +243,7 @@ class ChatApp(App[None]):
             ("Ctrl+P", "palette: themes and more"),
         ]
         sources = [(p.label, p.meaning) for p in PROVENANCE.values()]
+        sources.insert(2, REMEMBERED)
         size = max(len(name) for name, _ in (*rows, *keys, *sources)) + 2
         wide = self.size.width >= 80
         lines = (

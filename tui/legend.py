@@ -11,7 +11,7 @@ from textual.reactive import reactive
 from textual.strip import Strip
 from textual.widget import Widget
 
-from localspec.tui.provenance import COMPONENTS, PROVENANCE, component
+from localspec.tui.provenance import COMPONENTS, PROVENANCE, REMEMBERED, component
 
 MARKER = "▪"
 KEYS = (
@@ -31,6 +31,8 @@ class Legend(Widget):
     notice: reactive[str] = reactive("")
     constrained: reactive[bool] = reactive(False)
     """Whether to explain tokens that a grammar forced: few chats have any, and the keys need the room."""
+    remembered: reactive[bool] = reactive(False)
+    """Whether to explain tokens that were guessed from outside this chat."""
 
     def say(self, notice: str, seconds: float = 2.5) -> None:
         """Show a word to the user for a while."""
@@ -64,16 +66,18 @@ class Legend(Widget):
         return Strip([Segment(left, style), Segment(" " * gap, base), *entries]).adjust_cell_length(width, base)
 
     def _entries(self, separator: str, marked: bool) -> list[Segment]:
+        shown = [(p.label, component(s)) for s, p in PROVENANCE.items() if s != "grammar" or self.constrained]
+        if self.remembered:
+            ngram = next(i for i, (_, name) in enumerate(shown) if name == component("ngram"))
+            shown.insert(ngram + 1, (REMEMBERED.label, component("ngram", "learned")))
         segments: list[Segment] = []
-        for source, provenance in PROVENANCE.items():
-            if source == "grammar" and not self.constrained:
-                continue
-            style = self._style(component(source))
+        for label, name in shown:
+            style = self._style(name)
             if segments:
                 segments.append(Segment(separator, self.rich_style))
             if marked:
                 segments.append(Segment(MARKER, Style(color=style.color, bgcolor=style.bgcolor)))
-            segments.append(Segment(provenance.label, style))
+            segments.append(Segment(label, style))
         return segments
 
     def _style(self, name: str) -> Style:

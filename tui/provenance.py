@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from localspec.tokens import Source
+from localspec.tokens import Level, Source
 
 
 class Provenance(NamedTuple):
@@ -31,9 +31,13 @@ PROVENANCE: dict[Source, Provenance] = {
 """Every source, in the order of the legend."""
 
 
-def component(source: Source) -> str:
-    """The component class that styles tokens of this source."""
-    return f"token--{source}"
+REMEMBERED = Provenance("learned", "an n-gram that earlier answers, or your own texts, taught: localspec cache")
+"""N-grams from outside this chat, which have the colour of the others and an attribute more."""
 
 
-COMPONENTS: set[str] = {component(source) for source in PROVENANCE}
+def component(source: Source, level: Level | None = None) -> str:
+    """The component class that styles tokens of this source, and of this level where an n-gram was found."""
+    return "token--learned" if level in ("learned", "seed") else f"token--{source}"
+
+
+COMPONENTS: set[str] = {component(source) for source in PROVENANCE} | {component("ngram", "learned")}

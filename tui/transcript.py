@@ -231,7 +231,8 @@ class Transcript(ScrollView, can_focus=True):
         return self.rich_style if kind == "answer" else self._style(f"transcript--{kind}")
 
     def _token_style(self, index: int) -> Style:
-        style = self._style(component(self.tokens[index].source))
+        token = self.tokens[index]
+        style = self._style(component(token.source, token.level))
         return style + Style.from_meta({"token": index})
 
     def _style(self, name: str, partial: bool = False) -> Style:

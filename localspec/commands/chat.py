@@ -31,6 +31,7 @@ Examples:
   localspec chat -p "Summarise:" < notes.txt     the prompt, then the file as its attachment
   localspec chat -p "Hi" --json | jq -r .source  where each token came from
   localspec chat -p "Hi" --json --logprobs 5     each place's five likeliest tokens as well
+  localspec chat --private                       nothing is learned, and nothing that was learned is used
   localspec chat -p "Ann is 9" --json-schema s.json   JSON of that form, and nothing else
 
 With -p and something piped in, the prompt is the text of -p, an empty line, and what was piped in. When the output
@@ -53,6 +54,11 @@ is piped it is the answer's exact text; on a terminal, control characters in it 
 @options.machine_options
 @click.option("--logprobs", type=click.IntRange(min=0), metavar="K", help="With --json: the K likeliest tokens too.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per token, then one with the result.")
+@click.option(
+    "--private",
+    is_flag=True,
+    help="Neither learn from this chat nor use what was learned. `localspec cache` has the rest.",
+)
 @click.option("--verbose", "-v", is_flag=True, help="Notes on stderr also when it is not a terminal.")
 @click.pass_context
 def chat(
@@ -70,12 +76,17 @@ def chat(
     blas: Setting,
     kernels: str,
     as_json: bool,
+    private: bool,
     verbose: bool,
     **sampling: Any,
 ) -> None:
     """Talk with MODEL: a name from `localspec models list`, a directory, or a hub id. Default: smollm2.
 
     On a terminal this opens the chat. With -p, or with a prompt piped in, it prints the answer and exits.
+
+    What it answers is remembered as n-grams, on this machine only, and guessed from in later chats; that changes no
+    answer. --private leaves both out, `localspec cache off` for good. Under --accept rejection and block, where answers
+    depend on the guesses, n-grams come from the chat itself alone.
     """
     settings = {name: value for name, value in sampling.items() if value is not None and value != ()}
     settings |= {"max_tokens": max_tokens or 1024, "speculate": not no_speculation}
@@ -94,22 +105,31 @@ def chat(
     if text is None:
         from localspec.tui.app import run_chat
 
+        notes: list[str] = []  # the chat has the screen until it ends
         fetch(name, *([draft] if draft else []))  # now, while there is a plain terminal for the progress
 
         def open_conversation() -> Conversation:
-            return loading(name, draft=draft, dtype=dtype, kernels=kernels, show=False).conversation(system)
+            engine = loading(
+                name, draft=draft, dtype=dtype, kernels=kernels, show=False, learn=not private, note=notes.append
+            )
+            return engine.conversation(system)
 
         the_process(ctx).release_interrupts()
-        run_chat(open_conversation, title=name, settings=settings)
+        try:
+            run_chat(open_conversation, title=f"{name} · private" if private else name, settings=settings)
+        finally:
+            for note in dict.fromkeys(notes):
+                say(note)
         return
-    conversation = loading(name, draft=draft, dtype=dtype, kernels=kernels).conversation(system)
-    notes = say if verbose or is_terminal(sys.stderr) else _silent
+    engine = loading(name, draft=draft, dtype=dtype, kernels=kernels, learn=not private)
+    conversation = engine.conversation(system)
+    tell = say if verbose or is_terminal(sys.stderr) else _silent
     generation = conversation.send(text, **settings)
     if _print_answer(generation, output(), as_json, the_process(ctx).raise_if_interrupted):
         ctx.exit(INTERRUPTED)
-    notes(_summary(generation))
+    tell(_summary(generation))
     if verbose and generation.exactness is not None:
-        notes(f"ids with and without speculation: {generation.exactness}")
+        tell(f"ids with and without speculation: {generation.exactness}")
 
 
 def _print_answer(generation: Generation, out: TextIO, as_json: bool, check: Callable[[], None]) -> bool:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from localspec.commands.process import CommandGroup, output
+from localspec.commands.printing import print_json, print_line, print_table
+from localspec.commands.process import CommandGroup
 from localspec.commands.progress import fetch
 
 if TYPE_CHECKING:
@@ -52,10 +52,10 @@ def list_(as_json: bool) -> None:
     names = [*known, *(name for name in here if name not in known)]
     records = [_record(name, known.get(name), here.get(name)) for name in names]
     if as_json:
-        _print_json(records)
+        print_json(records)
         return
     header = ("NAME", "PARAMETERS", "DOWNLOAD", "MEMORY", "HERE", "DRAFTS WITH")
-    _print_table([header, *(_row(record) for record in records)])
+    print_table([header, *(_row(record) for record in records)])
 
 
 @models.command(
@@ -69,7 +69,7 @@ Examples:
 @click.option("--refresh", is_flag=True, help="Ask the hub for newer files even if the model is here.")
 def pull(name: str, refresh: bool) -> None:
     """Get NAME, a catalogue name or a hub id, and print its directory."""
-    _print(str(fetch(name, refresh=refresh)[0]))
+    print_line(str(fetch(name, refresh=refresh)[0]))
 
 
 @models.command(epilog="\b\nExamples:\n  localspec models show smollm2\n  localspec models show ./my-model --json")
@@ -79,12 +79,12 @@ def show(name: str, as_json: bool) -> None:
     """What is known about NAME; nothing is fetched. A model's directory does too."""
     record = _describe(name)
     if as_json:
-        _print_json(record)
+        print_json(record)
         return
     width = max(len(field) for field in record)
     for field, value in record.items():
         if value not in (None, (), False) or field == "installed":
-            _print(f"{field.replace('_', ' '):{width}}  {_shown(field, value)}")
+            print_line(f"{field.replace('_', ' '):{width}}  {_shown(field, value)}")
 
 
 @models.command(epilog="\b\nExamples:\n  localspec models rm smollm2")
@@ -94,7 +94,7 @@ def rm(name: str) -> None:
     from localspec import hub
     from localspec.memory import format_bytes
 
-    _print(f"removed {name}: {format_bytes(hub.remove(name))}")
+    print_line(f"removed {name}: {format_bytes(hub.remove(name))}")
 
 
 def _describe(name: str) -> dict[str, Any]:
@@ -166,20 +166,3 @@ def _shown(field: str, value: Any) -> str:
     if isinstance(value, int) and field.endswith("bytes"):
         return format_bytes(value)
     return ", ".join(value) if isinstance(value, list | tuple) else str(value)
-
-
-def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        _print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-
-
-def _print_json(document: Any) -> None:
-    _print(json.dumps(document, indent=2))
-
-
-def _print(line: str) -> None:
-    from localspec.text import printable
-
-    # Names and fields come from files that others wrote.
-    output().write(printable(line) + "\n")

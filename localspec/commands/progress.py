@@ -29,8 +29,20 @@ def fetch(*names: str, refresh: bool = False) -> list[Path]:
     return paths
 
 
-def loading(name: str, *, draft: str | None, dtype: str, kernels: str, show: bool = True) -> Engine:
-    """The engine for the command line's options of these names, showing the progress of what has to be fetched."""
+def loading(
+    name: str,
+    *,
+    draft: str | None,
+    dtype: str,
+    kernels: str,
+    show: bool = True,
+    learn: bool = False,
+    note: Callable[[str], None] = say,
+) -> Engine:
+    """The engine for the command line's options of these names, showing the progress of what has to be fetched.
+
+    note: told in one line what does not work and is not needed.
+    """
     import localspec
     from localspec.kernels.selection import Kernels
 
@@ -41,7 +53,9 @@ def loading(name: str, *, draft: str | None, dtype: str, kernels: str, show: boo
             draft=draft,
             dtype=None if dtype == "auto" else dtype,
             progress=progress,
-            kernels=Kernels(kernels, notify=lambda line: say(f"localspec: {line}")),
+            kernels=Kernels(kernels, notify=lambda line: note(f"localspec: {line}")),
+            learn=learn,
+            notify=lambda line: note(f"localspec: {line}"),
         )
 
 

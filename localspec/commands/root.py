@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from localspec.commands import bench, chat, doctor, models, verify
+from localspec.commands import bench, cache, chat, doctor, models, verify
 from localspec.commands.process import CommandGroup
 
 EPILOG = """\b
@@ -38,4 +38,5 @@ cli.add_command(chat.chat)
 cli.add_command(bench.bench)
 cli.add_command(verify.verify)
 cli.add_command(models.models)
+cli.add_command(cache.cache)
 cli.add_command(doctor.doctor)

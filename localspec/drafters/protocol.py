@@ -31,7 +31,7 @@ class Proposal:
     confidence: list[float] | None = None
     """Predicted chance of each draft to be accepted when those before it were; None where the drafter has no idea."""
     levels: list[Level] | None = None
-    """n-gram drafts: where each token was found; None for all other drafts."""
+    """n-gram drafts: where each token was found; None means in the context, all of them."""
 
     def cut(self, length: int) -> Proposal:
         """The same proposal with at most `length` tokens."""

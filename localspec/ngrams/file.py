@@ -79,11 +79,11 @@ def leftovers(path: Path) -> list[Path]:
     return [other for other in path.parent.iterdir() if other.name.startswith(f".{path.name}.")]
 
 
-class _Text(NamedTuple):
-    """What one call taught."""
+class Text(NamedTuple):
+    """An answer, or a text that is known by a digest."""
 
-    lessons: list[Lesson]
-    digest: str | None
+    lessons: Sequence[Lesson]
+    digest: str | None = None
 
 
 class NgramFile:
@@ -117,7 +117,7 @@ class NgramFile:
         self._saved = empty(fingerprint)
         """What the disk holds, as far as known; the store has what waits, too."""
         self._stamp: Stamp | None = None
-        self._waiting: list[_Text] = []
+        self._waiting: list[Text] = []
 
     @property
     def store(self) -> NgramStore:
@@ -150,14 +150,15 @@ class NgramFile:
         Returns whether the file holds it now. Where it could not be saved it counts in this process, and saving is
         tried again by the next call, `learn([])` included. Raises ValueError for what are no token ids.
         """
-        checked: list[Lesson] = []
-        for tokens, start in lessons:
-            contexts(tokens, len(tokens))  # raises for what are no ids
-            checked.append((tokens, min(max(start, 0), len(tokens))))
+        return self.teach([Text(lessons, digest)] if lessons or digest is not None else [])
+
+    def teach(self, texts: Sequence[Text]) -> bool:
+        """`learn` for several answers and texts, which are saved together."""
+        checked = [Text([_checked(lesson) for lesson in text.lessons], text.digest) for text in texts]
         with self._alone:
             self._open()
-            if checked or digest is not None:
-                self._waiting = [*self._waiting, _Text(checked, digest)][-MOST_WAITING:]
+            if checked:
+                self._waiting = [*self._waiting, *checked][-max(MOST_WAITING, len(checked)) :]
             if self._newer or not self._waiting:
                 return not self._newer
             try:
@@ -258,7 +259,7 @@ class NgramFile:
             self._say(f"{self.path} {what} ({error.strerror or error}): {remedy}")
 
 
-def _in_bulk(texts: Sequence[_Text]) -> Iterator[tuple[Keys, Tokens]]:
+def _in_bulk(texts: Sequence[Text]) -> Iterator[tuple[Keys, Tokens]]:
     """What texts have to be counted, in portions that are merged at once."""
     keys: list[Keys] = []
     followers: list[Tokens] = []
@@ -275,7 +276,13 @@ def _in_bulk(texts: Sequence[_Text]) -> Iterator[tuple[Keys, Tokens]]:
         yield np.concatenate(keys), np.concatenate(followers)
 
 
-def _sightings(text: _Text) -> Iterator[tuple[Keys, Tokens]]:
+def _checked(lesson: Lesson) -> Lesson:
+    tokens, start = lesson
+    contexts(tokens, len(tokens))  # raises for what are no ids
+    return tokens, min(max(start, 0), len(tokens))
+
+
+def _sightings(text: Text) -> Iterator[tuple[Keys, Tokens]]:
     """Keys and followers of a text, each pair once in an answer or page, where it stood last."""
     if text.digest is None:
         found = [contexts(tokens, start) for tokens, start in text.lessons]

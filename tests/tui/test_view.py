@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from itertools import combinations
 from typing import get_args
 
@@ -14,7 +15,7 @@ from textual.pilot import Pilot
 
 from localspec.tokens import Source
 from localspec.tui.app import ChatApp
-from localspec.tui.provenance import PROVENANCE
+from localspec.tui.provenance import PROVENANCE, REMEMBERED
 from localspec.tui.themes import DARK, LIGHT
 
 SOURCES: tuple[Source, ...] = get_args(Source)
@@ -50,6 +51,45 @@ def test_every_source_has_its_colour_attribute_and_legend(theme: str) -> None:
             assert (entry.color, attributes(entry)) == (styles[source].color, attributes(styles[source]))
 
     drive(test, ScriptedConversation([EACH]))
+
+
+REMEMBERED_TOKENS = [
+    replace(token, level=level)
+    for token, level in zip(
+        record(("word_seen ", "ngram"), ("word_learned ", "ngram"), ("word_seed ", "ngram"), "word_end"),
+        ("context", "learned", "seed", None),
+        strict=True,
+    )
+]
+
+
+def test_what_is_guessed_from_outside_the_chat_has_the_colour_of_ngrams_and_a_look_of_its_own() -> None:
+    async def test(pilot: Pilot[None], app: ChatApp) -> None:
+        await say(pilot, app, "Hi")
+        await answered(pilot, app)
+        seen, learned, seed = (style_of(app, f"word_{name}") for name in ("seen", "learned", "seed"))
+        others = {attributes(style_of(app, f"word_{source}")) for source in SOURCES}
+        assert attributes(learned) == attributes(seed)
+        assert attributes(learned) not in others
+        assert seen.color == learned.color == seed.color
+        legend = dict(segments(app.legend)[0])
+        assert attributes(legend[REMEMBERED.label]) == attributes(learned)
+        await say(pilot, app, "/help")
+        assert any(REMEMBERED.meaning in line for line in lines(app.transcript))
+
+    drive(test, ScriptedConversation([[*EACH, *REMEMBERED_TOKENS]]), size=(140, 60))
+
+
+def test_the_legend_explains_what_is_learned_where_something_is() -> None:
+    async def test(pilot: Pilot[None], app: ChatApp) -> None:
+        await say(pilot, app, "Hi")
+        await answered(pilot, app)
+        assert REMEMBERED.label not in dict(segments(app.legend)[0])
+        await say(pilot, app, "Hi")
+        await answered(pilot, app)
+        assert REMEMBERED.label in dict(segments(app.legend)[0])
+
+    drive(test, ScriptedConversation([EACH, REMEMBERED_TOKENS]))
 
 
 def test_without_colours_the_attributes_tell_the_sources_apart(monkeypatch: pytest.MonkeyPatch) -> None:
