@@ -162,10 +162,8 @@ def test_what_is_said_of_a_token_is_counted_in_the_context(context: list[int]) -
             assert "context: found" not in seen  # it stands at the place copied from
             continue
         chance = _blend(counts)
-        longest = next(n for n, of in suffixes if token in of)
         agreed = len(set(suffixes[0][1])) == 1
         assert seen["context: log odds of the blend"] == pytest.approx(log(chance / (1 - chance)))
-        assert seen.get("context: log of the match's length", 0) == pytest.approx(log(longest))
         assert seen.get("context: log of its places", 0) == pytest.approx(log(len(suffixes[0][1])))
         assert seen.get("context: all places agree", 0) == agreed
 

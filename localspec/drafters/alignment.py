@@ -1,7 +1,7 @@
 """The place that a text seems to be copied from, followed across single changes.
 
 The longest suffix match forgets where it was at the first token that differs; whoever copies with changes (an edited
-file, a quotation with a name replaced) goes on behind that token. So the place is kept, as the match models of
+file, a quotation with a name replaced) goes on behind them. So the place is kept, as the match models of
 Mahoney's compressors recover theirs, with how well it has predicted lately.
 """
 
@@ -21,8 +21,8 @@ _LEAST = 0.15
 LONG = 3
 """Tokens of a match that move the place there."""
 
-_STEPS = 64
-_RATES = [min(max(n / _STEPS, 0.02), 0.98) for n in range(_STEPS + 1)]
+_STEPS = 512
+_RATES = [min(max(n / _STEPS, 0.003), 0.997) for n in range(_STEPS + 1)]
 _ODDS = [log(rate / (1 - rate)) for rate in _RATES]
 
 
@@ -39,6 +39,11 @@ def new_rate(matched: int) -> float:
 def right_again(rate: float) -> float:
     """The rate once the place was right about one more token."""
     return rate * _MEMORY + (1 - _MEMORY)
+
+
+def wrong_again(rate: float) -> float:
+    """The rate once it was wrong."""
+    return rate * _MEMORY
 
 
 class Alignment(NamedTuple):
@@ -58,9 +63,14 @@ class Alignment(NamedTuple):
         """
         place, rate, run = self
         if place >= 0:
-            hit = text[place] == token
-            rate = right_again(rate) if hit else rate * _MEMORY
-            place, run = place + 1, run + 1 if hit else 0
+            if text[place] == token:
+                place, rate, run = place + 1, right_again(rate), run + 1
+            else:
+                # Something was put in: what was expected may come yet. Or one token was replaced, which shows when the
+                # one behind it comes.
+                rate, run = wrong_again(rate), 0
+                if text[place + 1] == token and place + 2 < len(text):
+                    place += 2
             if rate < _LEAST:
                 place = NOWHERE
         if matched >= LONG and run < matched and place != match:

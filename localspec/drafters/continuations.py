@@ -12,7 +12,7 @@ from itertools import islice
 from math import log
 from typing import TYPE_CHECKING
 
-from localspec.drafters.alignment import LONG, Alignment, new_rate, odds, right_again
+from localspec.drafters.alignment import LONG, Alignment, new_rate, odds, right_again, wrong_again
 from localspec.drafters.automaton import ROOT, UNDOABLE, SuffixAutomaton
 from localspec.drafters.evidence import DOUBT, UNSEEN, Evidence, Features, Weights
 from localspec.tokens import Level
@@ -27,13 +27,14 @@ _SUFFIXES = 2
 """Suffixes that are asked for what followed them, the longest first; only those that differ in their places count."""
 _RECENT = 6
 """Tokens that stores look at."""
-_MOST = 32
+_MOST = 128
 """Longer matches, and more places, count as so many."""
 _LOG = [0.0, *(log(n) for n in range(1, _MOST + 1))]
-At = tuple[int, int, int, float, tuple[int, ...]]
+At = tuple[int, int, int, float, float, tuple[int, ...]]
 """A point in the text, or behind it on the way of a draft: the state of the longest suffix that stood before; its
 length; the place that the next token is expected to be copied from, an index in the text, -1 for none; how often this
-place was right lately; the last tokens, for the stores, none where there are no stores."""
+place was right lately; how often the likeliest token came lately; the last tokens, for the stores, none where there are
+no stores."""
 Step = tuple[float, int, Level, At, Features]
 """A token that may come next: its chance, its id, who knew it, the point behind it, and what the chance was judged by.
 Tuples without names, here and above: they are made for every token and draft, and names cost ten times as much."""
@@ -50,7 +51,9 @@ class Continuations:
         self._automaton = SuffixAutomaton()
         self._evidence = Evidence()
         self._alignment = Alignment()
-        self._undo: deque[tuple[Weights, Alignment]] = deque(maxlen=UNDOABLE)
+        self._lately = 0.5
+        """How often the likeliest token came, recent tokens weighing more."""
+        self._undo: deque[tuple[Weights, Alignment, float]] = deque(maxlen=UNDOABLE)
         """Weights and alignment before each of the latest tokens."""
         self._end: At | None = None
         """The end of the text, once it was asked for,"""
@@ -60,11 +63,13 @@ class Continuations:
     def append(self, token: int) -> None:
         """Go on by one token, and learn from whether it was expected."""
         automaton, evidence, text = self._automaton, self._evidence, self.text
-        self._undo.append((evidence.weights, self._alignment))
+        self._undo.append((evidence.weights, self._alignment, self._lately))
         steps = self.steps(self.now())
         if steps:
             chance, likeliest, _, _, seen = steps[0] if len(steps) == 1 else max(steps)
-            evidence.observe(seen, chance, likeliest == token)
+            came = likeliest == token
+            evidence.observe(seen, chance, came)
+            self._lately = right_again(self._lately) if came else wrong_again(self._lately)
         self._end = self._at_end = None
         automaton.append(token)
         text.append(token)
@@ -77,7 +82,7 @@ class Continuations:
             return False
         self._end = self._at_end = None
         for _ in range(steps):
-            self._evidence.weights, self._alignment = self._undo.pop()
+            self._evidence.weights, self._alignment, self._lately = self._undo.pop()
             self.text.pop()
         return True
 
@@ -90,7 +95,7 @@ class Continuations:
             if matched < self._shortest:
                 state, matched = ROOT, 0
             recent = tuple(self.text[-_RECENT:]) if self._levels else ()
-            self._end = state, matched, alignment.place, alignment.rate, recent
+            self._end = state, matched, alignment.place, alignment.rate, self._lately, recent
         return self._end
 
     def steps(self, at: At, further: int = 0) -> list[Step]:
@@ -105,7 +110,7 @@ class Continuations:
     def _steps(self, at: At, further: int) -> list[Step]:
         automaton = self._automaton
         link, favourite = automaton.link, automaton.favourite
-        state, _, place, _, recent = at
+        state, _, place, _, _, recent = at
         suffixes: list[int] = []
         while state > ROOT and len(suffixes) < _SUFFIXES:
             if favourite[state] >= 0:
@@ -128,7 +133,7 @@ class Continuations:
         # For every token of the text and every draft: no call that can be spared.
         automaton = self._automaton
         count, last, size, step = automaton.count, automaton.last, automaton.size, automaton.step
-        _, matched, place, rate, recent = at
+        _, matched, place, rate, lately, recent = at
         state, chance, places = ROOT, UNSEEN, 0
         for suffix in reversed(suffixes):
             behind = step(suffix, token)
@@ -142,11 +147,9 @@ class Continuations:
         here = sure = unsure = 0.0
         if expected == token:
             level, here, sure = "context", 1.0, odds(rate)
-            rate = right_again(rate)
-            place += 1
+            rate, place = right_again(rate), place + 1
         elif expected >= 0:
             unsure = odds(rate)
-            place += 1
         features: Features
         if state > ROOT:
             if longest != suffixes[0]:
@@ -154,9 +157,9 @@ class Continuations:
             level = "context"
             features = (
                 1.0,
+                odds(lately),
                 1.0,
                 log(chance / (1.0 - chance)),
-                _LOG[matched if matched < _MOST else _MOST],
                 _LOG[places if places < _MOST else _MOST],
                 0.0 if automaton.branches(suffixes[0]) else 1.0,
                 here,
@@ -164,7 +167,7 @@ class Continuations:
                 unsure,
             )
         else:
-            features = (1.0, 0.0, 0.0, 0.0, 0.0, 0.0, here, sure, unsure)
+            features = (1.0, odds(lately), 0.0, 0.0, 0.0, 0.0, here, sure, unsure)
             state, matched = self._elsewhere(token, suffixes)
         if place < 0 and matched >= LONG - 1:
             place, rate = last[state], new_rate(matched + 1)
@@ -172,14 +175,14 @@ class Continuations:
             recent = (*recent[1:], token)
             if stored:
                 features += _of_stores(stored, token)
-        behind_it = state, matched + 1, place, rate, recent
+        behind_it = state, matched + 1, place, rate, right_again(lately), recent
         return self._evidence.chance(features), token, level, behind_it, features
 
     def matched(self, at: At, level: Level) -> int:
         """Tokens before a point that stood before, as far as `level` knows."""
         if level == "context":
             return at[1]
-        stored, _ = self._stored(at[4])
+        stored, _ = self._stored(at[5])
         return stored[-1].order if stored else 0
 
     def _stored(self, recent: tuple[int, ...]) -> tuple[list[Found], Level]:

@@ -23,9 +23,9 @@ Features = tuple[float, ...]
 """The values of NAMES; those of the stores are left out where none was asked or none knew anything."""
 NAMES = (
     "one",
+    "lately: log odds of how often the likeliest came",
     "context: found",
     "context: log odds of the blend",
-    "context: log of the match's length",
     "context: log of its places",
     "context: all places agree",
     "place: it says so",
@@ -38,7 +38,7 @@ NAMES = (
     "store: log odds of the blend, where it says otherwise",
 )
 """What the model looks at."""
-PRIOR: Weights = (-3.6, 1.8, 0.98, 0.6, 0.55, 1.37, 1.03, 0.5, -0.45, 0.8, 0.8, 0.4, 0.5, -0.3)
+PRIOR: Weights = (-4.7, 0.17, 3.4, 0.93, 0.38, 1.24, 0.94, 0.38, -0.57, 0.8, 0.8, 0.4, 0.5, -0.3)
 """Weights before any token was seen (`python -m localspec.bench.fit`)."""
 
 
