@@ -12,7 +12,8 @@ from localspec.bench import replay as replays
 from localspec.bench.replay import ALL, Reliability, Tally, at_waste, replay, replay_all
 from localspec.bench.replays import BASELINES, LlamaCppContext, PromptLookup, Rule, SuffixDecoding, VllmNgram
 from localspec.bench.replays.own import Localspec
-from localspec.bench.streams import RECORDED, Recording, Stream, read_recording, write_recording
+from localspec.bench.streams import RECORDED, WEEK, Recording, Stream, read_recording, write_recording
+from localspec.bench.week import read_week
 from localspec.errors import LocalspecError
 
 KNOWN: list[tuple[type[Rule], list[int], list[int]]] = [
@@ -187,8 +188,29 @@ def test_the_package_has_a_recording_of_every_kind() -> None:
     recording = read_recording()
     kinds = recording.by_kind()
     assert set(kinds) == {"open-chat", "code", "code-edit", "summary", "json", "quoting", "agent-log"}
-    assert all(len(streams) >= 3 for streams in kinds.values())
+    assert all(len(streams) >= 9 for streams in kinds.values())
     assert all(len(stream.answer) >= 24 for stream in recording.streams)
+    assert not any(_runs_away(stream.answer) for stream in recording.streams)
+
+
+def test_the_package_has_a_recording_of_the_week() -> None:
+    recording = read_recording(name=WEEK)
+    asked = [(prompt.day, prompt.kind, prompt.name) for prompt in read_week()]
+    assert [(stream.day, stream.kind, stream.name) for stream in recording.streams] == asked
+    assert not any(_runs_away(stream.answer) for stream in recording.streams)
+
+
+def _runs_away(answer: Sequence[int]) -> bool:
+    """Whether its last half and more only repeats itself: such an answer flatters every rule that copies."""
+    half = len(answer) // 2
+    return half >= 24 and any(answer[-half:] == answer[-half - period : -period] for period in range(1, half // 3))
+
+
+def test_runaway_answers_are_told_from_others() -> None:
+    start = tuple(range(100, 200))
+    assert _runs_away((*start, *((1, 2, 3) * 50)))
+    assert not _runs_away((*start, *((1, 2, 3) * 20)))
+    assert not _runs_away((*start, *start))
 
 
 def test_the_replay_prints_its_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from localspec.bench.replays import BASELINES, Rule
 from localspec.bench.replays.own import LEAST, Localspec
-from localspec.bench.streams import Stream, read_recording
+from localspec.bench.streams import HALVES, Stream, read_recording
 from localspec.errors import LocalspecError
 
 MOST = 8
@@ -205,13 +205,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m localspec.bench.replay", description=__doc__)
     parser.add_argument("--streams", type=Path, help="the folder of another recording (the package's own)")
     parser.add_argument("--most", type=int, default=MOST, help=f"drafts per round ({MOST})")
+    parser.add_argument("--half", choices=[*HALVES, "all"], default="all", help="of the answers of each kind (all)")
     options = parser.parse_args(arguments)
     try:
         recording = read_recording(options.streams)
     except LocalspecError as error:
         print(f"localspec: {error}", file=sys.stderr)
         return 1
-    streams = recording.streams
+    streams = (recording if options.half == "all" else recording.only(options.half)).streams
     rules: tuple[type[Rule], ...] = (*BASELINES, Localspec)
     found = {rule.name: replay_all(streams, rule, options.most) for rule in rules}
     curve = [replay_all(streams, lambda least=least: Localspec(least), options.most) for least in SWEEP]  # type: ignore[misc]

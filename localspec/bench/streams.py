@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
+from typing import Any, Literal
 
 from localspec.errors import LocalspecError
+from localspec.paths import atomic_write_text
 
-RECORDED = "streams.json"
-"""The package's own recording, and the name that a recording has in any folder."""
+RECORDED, WEEK = "streams.json", "week.json"
+"""The package's own recordings, of all kinds and of one user's week, and the names that they have in any folder."""
+Half = Literal["fit", "test"]
+HALVES: tuple[Half, Half] = ("fit", "test")
 _VERSION = 1
 
 
@@ -26,6 +30,8 @@ class Stream:
     name: str
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
+    day: int = 0
+    """Of a week of use, from 1 on; 0 outside one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +50,31 @@ class Recording:
             kinds.setdefault(stream.kind, []).append(stream)
         return kinds
 
+    def by_day(self) -> dict[int, list[Stream]]:
+        """The streams of each day, days in ascending order."""
+        days: dict[int, list[Stream]] = {day: [] for day in sorted({stream.day for stream in self.streams})}
+        for stream in self.streams:
+            days[stream.day].append(stream)
+        return days
 
-def read_recording(folder: Path | None = None) -> Recording:
+    def only(self, half: Half) -> Recording:
+        """The same recording with one half of its streams: weights are fitted on one and judged on the other.
+
+        By turns within each kind, the first to "fit", so that the halves hold as much of every kind; a stream that is
+        added behind the others of its kind moves none of them.
+        """
+        turns: dict[str, int] = {}
+        kept = []
+        for stream in self.streams:
+            turns[stream.kind] = turn = turns.get(stream.kind, -1) + 1
+            if HALVES[turn % len(HALVES)] == half:
+                kept.append(stream)
+        return replace(self, streams=tuple(kept))
+
+
+def read_recording(folder: Path | None = None, name: str = RECORDED) -> Recording:
     """The recording in `folder`, or the package's own. LocalspecError when there is none or it cannot be read."""
-    place = files("localspec.bench") / RECORDED if folder is None else folder / RECORDED
+    place = files("localspec.bench") / name if folder is None else folder / name
     try:
         found = json.loads(place.read_text(encoding="utf-8"))
         if found["version"] != _VERSION:
@@ -59,23 +86,27 @@ def read_recording(folder: Path | None = None) -> Recording:
         raise LocalspecError(f"{place} is not a recording: {error!r}") from error
 
 
-def write_recording(recording: Recording, folder: Path) -> Path:
-    """Write a recording into a folder, one stream a line; returns the file."""
-    lines: Iterable[str] = (
-        json.dumps({"kind": s.kind, "name": s.name, "prompt": s.prompt, "answer": s.answer}, separators=(",", ":"))
-        for s in recording.streams
-    )
+def write_recording(recording: Recording, folder: Path, name: str = RECORDED) -> Path:
+    """Replace the recording in a folder, whole or not at all, one stream a line; returns the file."""
+    lines: Iterable[str] = (json.dumps(_entry(stream), separators=(",", ":")) for stream in recording.streams)
     head = json.dumps({"version": _VERSION, "model": recording.model, "how": recording.how})[:-1]
-    place = folder / RECORDED
-    place.write_text(f'{head}, "streams": [\n' + ",\n".join(lines) + "\n]}\n", encoding="utf-8")
+    place = folder / name
+    atomic_write_text(place, f'{head}, "streams": [\n' + ",\n".join(lines) + "\n]}\n", mode=0o644)
     return place
 
 
+def _entry(stream: Stream) -> dict[str, Any]:
+    day = {"day": stream.day} if stream.day else {}
+    return {"kind": stream.kind, "name": stream.name, **day, "prompt": stream.prompt, "answer": stream.answer}
+
+
 def _stream(entry: Mapping[str, object]) -> Stream:
-    kind, name, prompt, answer = entry["kind"], entry["name"], entry["prompt"], entry["answer"]
+    kind, name, day = entry["kind"], entry["name"], entry.get("day", 0)
     if not (isinstance(kind, str) and isinstance(name, str)):
         raise TypeError("kind and name must be texts")
-    return Stream(kind, name, _ids(prompt), _ids(answer))
+    if not isinstance(day, int) or isinstance(day, bool) or day < 0:
+        raise TypeError("day must be a number from 0 on")
+    return Stream(kind, name, _ids(entry["prompt"]), _ids(entry["answer"]), day)
 
 
 def _ids(found: object) -> tuple[int, ...]:

@@ -14,8 +14,8 @@ from localspec.errors import SettingsError
 
 QUICK = "quick"
 """Chooses the quick kinds with their first prompt each."""
-WORKLOADS, AGENT_LOGS = "workloads.toml", "agent_logs.toml"
-"""What the bench decodes, and what is only recorded beside it for replays."""
+WORKLOADS, AGENT_LOGS, MORE = "workloads.toml", "agent_logs.toml", "recorded.toml"
+"""What the bench decodes, and what is only recorded beside it for replays: one more kind, and more of every kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,8 @@ class Prompt:
     kind: str
     name: str
     text: str
+    day: int = 0
+    """Of a week of use, from 1 on; 0 outside one."""
 
     @property
     def messages(self) -> list[dict[str, str]]:
