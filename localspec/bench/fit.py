@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from localspec.bench.streams import Stream, read_recording
-from localspec.bench.week import Memory
+from localspec.bench.memory import Memory
+from localspec.bench.streams import HALVES, WEEK, Recording, Stream, read_recording
 from localspec.drafters.evidence import NAMES, PRIOR
 from localspec.drafters.ngram import NgramDrafter
 from localspec.errors import LocalspecError
@@ -39,7 +39,7 @@ class Observations:
         drafter.commit([*stream.prompt, *stream.answer[:1]])
         for token in stream.answer[1:]:
             for candidate, seen in drafter.candidates():
-                self._seen.append(seen)
+                self._seen.append((*seen, *[0.0] * (len(NAMES) - len(seen))))
                 self._came.append(candidate == token)
             drafter.commit([token])
 
@@ -57,14 +57,18 @@ class Observations:
         return float(np.mean(np.logaddexp(0, np.where(self.came > 0, -total, total))) / np.log(2))
 
 
-def observe(streams: Iterable[Stream]) -> dict[str, Observations]:
-    """By half. Days are read in their order, each with what those before it taught."""
-    halves: dict[str, Observations] = {}
-    memory = Memory()
-    for stream in sorted(streams, key=lambda stream: stream.day):
-        drafter = memory.drafter(stream.day)
-        halves.setdefault(stream.half, Observations()).read(stream, drafter)
-    return halves
+def observe(recordings: Iterable[Recording]) -> dict[str, Observations]:
+    """By half of each recording. Days are read in their order, each with what those before it taught."""
+    halves = {half: Observations() for half in HALVES}
+    for recording in recordings:
+        of = {id(stream): half for half in HALVES for stream in recording.only(half).streams}
+        memory = Memory()
+        for day, streams in recording.by_day().items():
+            for stream in streams:
+                halves[of[id(stream)]].read(stream, memory.drafter() if day else NgramDrafter())
+            for stream in streams:
+                memory.teach(stream)
+    return dict(halves)
 
 
 def fit(seen: Floats, came: Floats, pull: float = PULL) -> Floats:
@@ -84,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--on", choices=("fit", "test", "all"), default="fit", help="the half to fit on (fit)")
     options = parser.parse_args(arguments)
     try:
-        halves = observe([*read_recording().streams, *read_recording(name="week").streams])
+        halves = observe([read_recording(), read_recording(name=WEEK)])
     except LocalspecError as error:
         print(f"localspec: {error}", file=sys.stderr)
         return 1

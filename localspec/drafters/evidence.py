@@ -38,7 +38,7 @@ NAMES = (
     "store: log odds of the blend, where it says otherwise",
 )
 """What the model looks at."""
-PRIOR: Weights = (-4.7, 0.17, 3.4, 0.93, 0.38, 1.24, 0.94, 0.38, -0.57, 0.8, 0.8, 0.4, 0.5, -0.3)
+PRIOR: Weights = (-3.7, 0.1, 2.38, 0.88, 0.29, 1.16, 0.7, 0.47, -0.52, 0.79, 0.21, 0.48, 1.26, -0.42)
 """Weights before any token was seen (`python -m localspec.bench.fit`)."""
 
 

@@ -265,7 +265,7 @@ def _in_bulk(texts: Sequence[Text]) -> Iterator[tuple[Keys, Tokens]]:
     followers: list[Tokens] = []
     size = 0
     for text in texts:
-        for found in _sightings(text):
+        for found in sightings(text):
             keys.append(found[0])
             followers.append(found[1])
             size += found[0].size
@@ -282,7 +282,7 @@ def _checked(lesson: Lesson) -> Lesson:
     return tokens, min(max(start, 0), len(tokens))
 
 
-def _sightings(text: Text) -> Iterator[tuple[Keys, Tokens]]:
+def sightings(text: Text) -> Iterator[tuple[Keys, Tokens]]:
     """Keys and followers of a text, each pair once in an answer or page, where it stood last."""
     if text.digest is None:
         found = [contexts(tokens, start) for tokens, start in text.lessons]
