@@ -132,7 +132,9 @@ def test_requests_come_in_rounds() -> None:
     assert first == list(islice(prompts.shuffled(1), 12 * tasks))
     assert first[:tasks] != list(islice(prompts.shuffled(2), tasks))
     of_task = {request: task for task in prompts.tasks for request in prompts.of(task)}
-    assert {of_task[request] for request in first[:tasks]} == set(prompts.tasks)
+    rounds = [[of_task[request] for request in first[i * tasks : (i + 1) * tasks]] for i in range(2)]
+    assert set(rounds[0]) == set(rounds[1]) == set(prompts.tasks)
+    assert list(prompts.tasks) != rounds[0] != rounds[1]
     shortest = min(len(fillings) for fillings in prompts.fillings.values())
     assert len(set(first[: shortest * tasks])) == shortest * tasks
     assert len(set(first)) < len(first)
@@ -225,6 +227,23 @@ def test_a_corpus_goes_on_where_it_was(
         *(f"batch {n}" for n in range(len(part), len(whole))),
     ]
     assert run(engine, tmp_path / "c", 600, seed=1) != whole
+
+
+def test_no_two_answers_have_the_same_seed(
+    tmp_path: Path, says: Callable[[Engine, Sequence[str]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = chat_engine()
+    says(engine, ["What is the time now?", "Please give me a spoon."])
+    seeds: list[tuple[int, ...]] = []
+
+    def noted(_: Any, prompts: Sequence[Any], samplings: Sequence[Sampling], **more: Any) -> list[list[int]]:
+        seeds.extend(sampling.seed for sampling in samplings)
+        return [[5] * 12] * len(prompts)
+
+    monkeypatch.setattr("localspec.train.decoding.decode", noted)
+    run(engine, tmp_path / "a", 300)
+    run(engine, tmp_path / "b", 300, seed=1)
+    assert len(set(seeds)) == len(seeds) > 40
 
 
 def test_what_the_batches_hold(tmp_path: Path, says: Callable[[Engine, Sequence[str]], None]) -> None:
