@@ -7,13 +7,15 @@ from pathlib import Path
 import localspec
 from localspec.bench.workloads import read_workloads
 from localspec.models import catalogue
+from localspec.train.prompts import read_prompts
 from localspec.tui.app import ChatApp
 
 checkout = Path(__file__).resolve().parents[1]
 package = Path(str(localspec.__file__)).resolve().parent
 if package == checkout / "localspec":
     sys.exit(f"this is the checkout, not an installed package: {package}")
-if not (catalogue() and read_workloads() and files("localspec.tui").joinpath(str(ChatApp.CSS_PATH)).is_file()):
+read = [catalogue(), read_workloads(), read_prompts()]
+if not (all(read) and files("localspec.tui").joinpath(str(ChatApp.CSS_PATH)).is_file()):
     sys.exit("data files are missing from the installed package")
 missing = [
     str(source.relative_to(checkout))

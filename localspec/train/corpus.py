@@ -1,0 +1,137 @@
+"""Has a model answer varied requests and keeps the ids: `python -m localspec.train.corpus FOLDER --tokens N`.
+
+Half of the requests were written (prompts.toml), most others the model makes up itself, and some go on with an earlier
+answer. Half of the answers are greedy, half sampled. Answers that end in endless repetition are marked with the place
+where it begins. Started again, it goes on where it was: a batch is the same whenever it is made, up to near-ties on
+another machine. Takes hours on a CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from localspec.errors import LocalspecError
+
+if TYPE_CHECKING:
+    from localspec.engine import Engine
+    from localspec.train.shards import Sample
+
+_VERSION = 1
+_TEMPERATURE, _TOP_P = 0.8, 0.95
+"""Of the answers that are not greedy."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print a line per batch, then how much there is."""
+    parser = argparse.ArgumentParser(prog="python -m localspec.train.corpus", description=__doc__)
+    parser.add_argument("folder", type=Path, help="where the answers are written")
+    parser.add_argument("--tokens", type=int, default=400_000, help="end after so many tokens of answers (400000)")
+    parser.add_argument("--seed", type=int, default=0, help="another seed, other requests and answers (0)")
+    parser.add_argument("--model", default="smollm2", help="a catalogue name, a directory or a hub id (smollm2)")
+    parser.add_argument("--dtype", default="float32", help="format of the weights (float32)")
+    parser.add_argument("--batch", type=int, default=64, help="answers written at the same time (64)")
+    parser.add_argument("--longest", type=int, default=256, help="most tokens per answer (256)")
+    options = parser.parse_args(arguments)
+    for name in ("tokens", "batch", "longest"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name} must be 1 or more")
+    if options.seed < 0:
+        parser.error("--seed must be 0 or more")
+    try:
+        if arguments is None:  # started as a program: it may start itself over with a faster BLAS
+            from localspec.blas import preload
+
+            preload(sys.orig_argv, "auto")
+        import localspec
+
+        engine = localspec.load(options.model, dtype=options.dtype, drafters=[])
+        collect(
+            engine,
+            options.folder,
+            tokens=options.tokens,
+            seed=options.seed,
+            size=options.batch,
+            longest=options.longest,
+            how=options.dtype,
+        )
+    except (LocalspecError, OSError) as error:
+        print(f"localspec: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def collect(
+    engine: Engine, folder: Path, *, tokens: int, seed: int, size: int, longest: int, how: str = "float32"
+) -> None:
+    """Fill `folder` with batches of `size` answers until they have `tokens` tokens; go on where an earlier run ended.
+
+    Raises LocalspecError when the folder belongs to another recipe or the model makes nothing of any use.
+    """
+    from localspec.train.requests import CYCLE, Requests
+    from localspec.train.shards import Shards
+
+    shards = Shards(folder)
+    recipe = {"version": _VERSION, "model": engine.name, "dtype": how, "seed": seed, "batch": size, "longest": longest}
+    shards.begin({**recipe, "temperature": _TEMPERATURE, "top_p": _TOP_P})
+    requests = Requests(engine, seed, size, shards.read)
+    have = set(shards.numbers())
+    total = written = number = barren = 0
+    started = time.perf_counter()
+    while total < tokens:
+        if number in have:
+            total += sum(len(sample.answer) for sample in shards.read(number))
+            number += 1
+            continue
+        before = time.perf_counter()
+        samples = answer(engine, requests.kind(number), requests.batch(number), (seed, number), longest)
+        shards.write(number, samples)
+        made = sum(len(sample.answer) for sample in samples)
+        total, written = total + made, written + made
+        barren = 0 if samples else barren + 1
+        if barren > len(CYCLE):
+            raise LocalspecError(f"{engine.name} answers nothing that was asked")
+        now = time.perf_counter()
+        left = max(0, tokens - total) * (now - started) / max(written, 1)
+        print(
+            f"batch {number}, {requests.kind(number)}: {len(samples)} answers, {made} tokens, "
+            f"{made / (now - before):.1f} tokens/s; {total} of {tokens}, {left / 60:.0f} min left",
+            flush=True,
+        )
+        number += 1
+    print(summary([sample for kept in range(number) for sample in shards.read(kept)]))
+
+
+def answer(
+    engine: Engine, kind: str, prompts: Sequence[Sequence[int]], seed: tuple[int, ...], longest: int
+) -> list[Sample]:
+    """The model's answers to a batch of prompts, every other one greedy."""
+    from localspec.train.decoding import Sampling, decode
+    from localspec.train.repetition import repeats
+    from localspec.train.shards import Sample
+
+    if not prompts:
+        return []
+    samplings = [Sampling(_TEMPERATURE if row % 2 else 0.0, _TOP_P, (*seed, row)) for row in range(len(prompts))]
+    answers = decode(engine.model, prompts, samplings, end_ids=engine.end_ids, most=longest)
+    return [
+        Sample(kind, tuple(prompt), tuple(ids), sampling.temperature, repeats(ids))
+        for prompt, ids, sampling in zip(prompts, answers, samplings, strict=True)
+    ]
+
+
+def summary(samples: Sequence[Sample]) -> str:
+    """What a corpus consists of, in one line."""
+    tokens = sum(len(sample.answer) for sample in samples)
+    loops = [sample for sample in samples if sample.loop is not None]
+    kinds = sorted({sample.kind for sample in samples})
+    counts = ", ".join(f"{sum(sample.kind == kind for sample in samples)} {kind}" for kind in kinds)
+    return f"{len(samples)} answers ({counts}), {tokens} tokens; {len(loops)} answers end in repetition"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
