@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from localspec.bench import replay as replays
+from localspec.bench.record import recorded_prompts
 from localspec.bench.replay import ALL, Reliability, Tally, at_waste, replay, replay_all
 from localspec.bench.replays import BASELINES, LlamaCppContext, PromptLookup, Rule, SuffixDecoding, VllmNgram
 from localspec.bench.replays.own import Localspec
@@ -188,6 +189,9 @@ def test_the_package_has_a_recording_of_every_kind() -> None:
     recording = read_recording()
     kinds = recording.by_kind()
     assert set(kinds) == {"open-chat", "code", "code-edit", "summary", "json", "quoting", "agent-log"}
+    assert [(stream.kind, stream.name) for stream in recording.streams] == [
+        (p.kind, p.name) for p in recorded_prompts()
+    ]
     assert all(len(streams) >= 9 for streams in kinds.values())
     assert all(len(stream.answer) >= 24 for stream in recording.streams)
     assert not any(_runs_away(stream.answer) for stream in recording.streams)

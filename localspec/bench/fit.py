@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localspec.bench.memory import Memory
-from localspec.bench.streams import HALVES, WEEK, Recording, Stream, read_recording
-from localspec.drafters.evidence import NAMES, PRIOR
+from localspec.bench.streams import HALVES, WEEK, Half, Recording, Stream, read_recording
+from localspec.drafters.evidence import NAMES, WEIGHTS
 from localspec.drafters.ngram import NgramDrafter
 from localspec.errors import LocalspecError
 
@@ -57,9 +57,9 @@ class Observations:
         return float(np.mean(np.logaddexp(0, np.where(self.came > 0, -total, total))) / np.log(2))
 
 
-def observe(recordings: Iterable[Recording]) -> dict[str, Observations]:
+def observe(recordings: Iterable[Recording]) -> dict[Half, Observations]:
     """By half of each recording. Days are read in their order, each with what those before it taught."""
-    halves = {half: Observations() for half in HALVES}
+    halves: dict[Half, Observations] = {half: Observations() for half in HALVES}
     for recording in recordings:
         of = {id(stream): half for half in HALVES for stream in recording.only(half).streams}
         memory = Memory()
@@ -68,7 +68,7 @@ def observe(recordings: Iterable[Recording]) -> dict[str, Observations]:
                 halves[of[id(stream)]].read(stream, memory.drafter() if day else NgramDrafter())
             for stream in streams:
                 memory.teach(stream)
-    return dict(halves)
+    return halves
 
 
 def fit(seen: Floats, came: Floats, pull: float = PULL) -> Floats:
@@ -95,15 +95,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parts = list(halves.values()) if options.on == "all" else [halves[options.on]]
     weights = fit(np.concatenate([p.seen for p in parts]), np.concatenate([p.came for p in parts])).round(2)
     print("| feature | in use | fitted |\n|---|---:|---:|")
-    for name, old, new in zip(NAMES, PRIOR, weights, strict=True):
+    for name, old, new in zip(NAMES, WEIGHTS, weights, strict=True):
         print(f"| {name} | {old:.2f} | {new:.2f} |")
     print("\n| half | observations | came | bits, in use | bits, fitted |\n|---|---:|---:|---:|---:|")
     for name, half in halves.items():
         print(
-            f"| {name} | {half.came.size} | {half.came.mean():.3f} | {half.loss(PRIOR):.4f} | "
+            f"| {name} | {half.came.size} | {half.came.mean():.3f} | {half.loss(WEIGHTS):.4f} | "
             f"{half.loss(weights.tolist()):.4f} |"
         )
-    print(f"\nPRIOR: Weights = {tuple(float(w) for w in weights)}")
+    print(f"\nWEIGHTS: Weights = {tuple(float(w) for w in weights)}")
     return 0
 
 

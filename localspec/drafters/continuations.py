@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from localspec.drafters.alignment import LONG, Alignment, new_rate, odds, right_again, wrong_again
 from localspec.drafters.automaton import ROOT, UNDOABLE, SuffixAutomaton
-from localspec.drafters.evidence import DOUBT, UNSEEN, Evidence, Features, Weights
+from localspec.drafters.evidence import DOUBT, UNSEEN, Features
+from localspec.drafters.evidence import chance as chance_of
 from localspec.tokens import Level
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ _LOG = [0.0, *(log(n) for n in range(1, _MOST + 1))]
 At = tuple[int, int, int, float, float, tuple[int, ...]]
 """A point in the text, or behind it on the way of a draft: the state of the longest suffix that stood before; its
 length; the place that the next token is expected to be copied from, an index in the text, -1 for none; how often this
-place was right lately; how often the likeliest token came lately; the last tokens, for the stores, none where there are
+place was right lately; how often the longest match went on lately; the last tokens, for the stores, none where there are
 no stores."""
 Step = tuple[float, int, Level, At, Features]
 """A token that may come next: its chance, its id, who knew it, the point behind it, and what the chance was judged by.
@@ -49,32 +50,27 @@ class Continuations:
         self._shortest = shortest
         self._levels = tuple(levels)
         self._automaton = SuffixAutomaton()
-        self._evidence = Evidence()
         self._alignment = Alignment()
         self._lately = 0.5
-        """How often the likeliest token came, recent tokens weighing more."""
-        self._undo: deque[tuple[Weights, Alignment, float]] = deque(maxlen=UNDOABLE)
-        """Weights and alignment before each of the latest tokens."""
+        """How often the longest match went on, recent tokens weighing more."""
+        self._undo: deque[tuple[Alignment, float]] = deque(maxlen=UNDOABLE)
+        """Both before each of the latest tokens."""
         self._end: At | None = None
         """The end of the text, once it was asked for,"""
         self._at_end: list[Step] | None = None
-        """and what may follow there: asked by a proposal, and again by the token that comes."""
+        """and what may follow there: asked whether to propose, and again for the proposal."""
 
     def append(self, token: int) -> None:
-        """Go on by one token, and learn from whether it was expected."""
-        automaton, evidence, text = self._automaton, self._evidence, self.text
-        self._undo.append((evidence.weights, self._alignment, self._lately))
-        steps = self.steps(self.now())
-        if steps:
-            chance, likeliest, _, _, seen = steps[0] if len(steps) == 1 else max(steps)
-            came = likeliest == token
-            evidence.observe(seen, chance, came)
-            self._lately = right_again(self._lately) if came else wrong_again(self._lately)
+        """Go on by one token."""
+        automaton, text = self._automaton, self.text
+        self._undo.append((self._alignment, self._lately))
         self._end = self._at_end = None
+        before = automaton.length[automaton.link[automaton.whole]] if text else 0
         automaton.append(token)
         text.append(token)
-        state = automaton.link[automaton.whole]
-        self._alignment = self._alignment.after(text, token, automaton.length[state], automaton.place)
+        matched = automaton.length[automaton.link[automaton.whole]]
+        self._lately = right_again(self._lately) if matched > before else wrong_again(self._lately)
+        self._alignment = self._alignment.after(text, token, matched, automaton.place)
 
     def shorten(self, steps: int) -> bool:
         """Take back the last tokens; False when they are more than can be taken back, and nothing was done."""
@@ -82,7 +78,7 @@ class Continuations:
             return False
         self._end = self._at_end = None
         for _ in range(steps):
-            self._evidence.weights, self._alignment, self._lately = self._undo.pop()
+            self._alignment, self._lately = self._undo.pop()
             self.text.pop()
         return True
 
@@ -176,7 +172,7 @@ class Continuations:
             if stored:
                 features += _of_stores(stored, token)
         behind_it = state, matched + 1, place, rate, right_again(lately), recent
-        return self._evidence.chance(features), token, level, behind_it, features
+        return chance_of(features), token, level, behind_it, features
 
     def matched(self, at: At, level: Level) -> int:
         """Tokens before a point that stood before, as far as `level` knows."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from localspec.bench.replays.llama_cpp import LlamaCppContext
+from localspec.bench.replays.llama_cpp import LlamaCpp
 from localspec.bench.replays.prompt_lookup import PromptLookup
 from localspec.bench.replays.rule import Rule
 from localspec.bench.replays.suffix import SuffixDecoding
 from localspec.bench.replays.vllm import VllmNgram
 
-BASELINES: tuple[type[Rule], ...] = (PromptLookup, VllmNgram, LlamaCppContext, SuffixDecoding)
+BASELINES: tuple[type[Rule], ...] = (PromptLookup, VllmNgram, LlamaCpp, SuffixDecoding)
 
-__all__ = ["BASELINES", "LlamaCppContext", "PromptLookup", "Rule", "SuffixDecoding", "VllmNgram"]
+__all__ = ["BASELINES", "LlamaCpp", "PromptLookup", "Rule", "SuffixDecoding", "VllmNgram"]
