@@ -27,7 +27,7 @@ _ODDS = [log(rate / (1 - rate)) for rate in _RATES]
 
 
 def odds(rate: float) -> float:
-    """Logarithm of a rate's odds; no rate counts as nearer to 0 or 1 than 0.02."""
+    """Logarithm of a rate's odds; no rate counts as nearer to 0 or 1 than 0.003."""
     return _ODDS[int(rate * _STEPS + 0.5)]
 
 
@@ -39,11 +39,6 @@ def new_rate(matched: int) -> float:
 def right_again(rate: float) -> float:
     """The rate once the place was right about one more token."""
     return rate * _MEMORY + (1 - _MEMORY)
-
-
-def wrong_again(rate: float) -> float:
-    """The rate once it was wrong."""
-    return rate * _MEMORY
 
 
 class Alignment(NamedTuple):
@@ -68,7 +63,7 @@ class Alignment(NamedTuple):
             else:
                 # Something was put in: what was expected may come yet. Or one token was replaced, which shows when the
                 # one behind it comes.
-                rate, run = wrong_again(rate), 0
+                rate, run = rate * _MEMORY, 0
                 if text[place + 1] == token and place + 2 < len(text):
                     place += 2
             if rate < _LEAST:

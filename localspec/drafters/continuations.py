@@ -12,7 +12,7 @@ from itertools import islice
 from math import log
 from typing import TYPE_CHECKING
 
-from localspec.drafters.alignment import LONG, Alignment, new_rate, odds, right_again, wrong_again
+from localspec.drafters.alignment import LONG, Alignment, new_rate, odds, right_again
 from localspec.drafters.automaton import ROOT, UNDOABLE, SuffixAutomaton
 from localspec.drafters.evidence import DOUBT, UNSEEN, Features
 from localspec.drafters.evidence import chance as chance_of
@@ -31,11 +31,10 @@ _RECENT = 6
 _MOST = 128
 """Longer matches, and more places, count as so many."""
 _LOG = [0.0, *(log(n) for n in range(1, _MOST + 1))]
-At = tuple[int, int, int, float, float, tuple[int, ...]]
+At = tuple[int, int, int, float, tuple[int, ...]]
 """A point in the text, or behind it on the way of a draft: the state of the longest suffix that stood before; its
 length; the place that the next token is expected to be copied from, an index in the text, -1 for none; how often this
-place was right lately; how often the longest match went on lately; the last tokens, for the stores, none where there are
-no stores."""
+place was right lately; the last tokens, for the stores, where there are any."""
 Step = tuple[float, int, Level, At, Features]
 """A token that may come next: its chance, its id, who knew it, the point behind it, and what the chance was judged by.
 Tuples without names, here and above: they are made for every token and draft, and names cost ten times as much."""
@@ -51,10 +50,8 @@ class Continuations:
         self._levels = tuple(levels)
         self._automaton = SuffixAutomaton()
         self._alignment = Alignment()
-        self._lately = 0.5
-        """How often the longest match went on, recent tokens weighing more."""
-        self._undo: deque[tuple[Alignment, float]] = deque(maxlen=UNDOABLE)
-        """Both before each of the latest tokens."""
+        self._undo: deque[Alignment] = deque(maxlen=UNDOABLE)
+        """Before each of the latest tokens."""
         self._end: At | None = None
         """The end of the text, once it was asked for,"""
         self._at_end: list[Step] | None = None
@@ -63,13 +60,11 @@ class Continuations:
     def append(self, token: int) -> None:
         """Go on by one token."""
         automaton, text = self._automaton, self.text
-        self._undo.append((self._alignment, self._lately))
+        self._undo.append(self._alignment)
         self._end = self._at_end = None
-        before = automaton.length[automaton.link[automaton.whole]] if text else 0
         automaton.append(token)
         text.append(token)
         matched = automaton.length[automaton.link[automaton.whole]]
-        self._lately = right_again(self._lately) if matched > before else wrong_again(self._lately)
         self._alignment = self._alignment.after(text, token, matched, automaton.place)
 
     def shorten(self, steps: int) -> bool:
@@ -78,7 +73,7 @@ class Continuations:
             return False
         self._end = self._at_end = None
         for _ in range(steps):
-            self._alignment, self._lately = self._undo.pop()
+            self._alignment = self._undo.pop()
             self.text.pop()
         return True
 
@@ -91,7 +86,7 @@ class Continuations:
             if matched < self._shortest:
                 state, matched = ROOT, 0
             recent = tuple(self.text[-_RECENT:]) if self._levels else ()
-            self._end = state, matched, alignment.place, alignment.rate, self._lately, recent
+            self._end = state, matched, alignment.place, alignment.rate, recent
         return self._end
 
     def steps(self, at: At, further: int = 0) -> list[Step]:
@@ -106,7 +101,7 @@ class Continuations:
     def _steps(self, at: At, further: int) -> list[Step]:
         automaton = self._automaton
         link, favourite = automaton.link, automaton.favourite
-        state, _, place, _, _, recent = at
+        state, _, place, _, recent = at
         suffixes: list[int] = []
         while state > ROOT and len(suffixes) < _SUFFIXES:
             if favourite[state] >= 0:
@@ -129,7 +124,7 @@ class Continuations:
         # For every token of the text and every draft: no call that can be spared.
         automaton = self._automaton
         count, last, size, step = automaton.count, automaton.last, automaton.size, automaton.step
-        _, matched, place, rate, lately, recent = at
+        _, matched, place, rate, recent = at
         state, chance, places = ROOT, UNSEEN, 0
         for suffix in reversed(suffixes):
             behind = step(suffix, token)
@@ -153,7 +148,6 @@ class Continuations:
             level = "context"
             features = (
                 1.0,
-                odds(lately),
                 1.0,
                 log(chance / (1.0 - chance)),
                 _LOG[places if places < _MOST else _MOST],
@@ -163,7 +157,7 @@ class Continuations:
                 unsure,
             )
         else:
-            features = (1.0, odds(lately), 0.0, 0.0, 0.0, 0.0, here, sure, unsure)
+            features = (1.0, 0.0, 0.0, 0.0, 0.0, here, sure, unsure)
             state, matched = self._elsewhere(token, suffixes)
         if place < 0 and matched >= LONG - 1:
             place, rate = last[state], new_rate(matched + 1)
@@ -171,14 +165,14 @@ class Continuations:
             recent = (*recent[1:], token)
             if stored:
                 features += _of_stores(stored, token)
-        behind_it = state, matched + 1, place, rate, right_again(lately), recent
+        behind_it = state, matched + 1, place, rate, recent
         return chance_of(features), token, level, behind_it, features
 
     def matched(self, at: At, level: Level) -> int:
         """Tokens before a point that stood before, as far as `level` knows."""
         if level == "context":
             return at[1]
-        stored, _ = self._stored(at[5])
+        stored, _ = self._stored(at[4])
         return stored[-1].order if stored else 0
 
     def _stored(self, recent: tuple[int, ...]) -> tuple[list[Found], Level]:

@@ -1,4 +1,4 @@
-"""Suffix decoding (Oliaro et al. 2024) as in Arctic Inference: a tree over prompt and output, one over earlier outputs."""
+"""Suffix decoding (Oliaro et al. 2024) as in Arctic Inference: a tree over the text, one over earlier outputs."""
 
 from __future__ import annotations
 
