@@ -31,6 +31,9 @@ _RECENT = 6
 _MOST = 128
 """Longer matches, and more places, count as so many."""
 _LOG = [0.0, *(log(n) for n in range(1, _MOST + 1))]
+_UNKNOWN = 1.0, 0.0, 0.0, 0.0, 0.0
+"""What the context says of a token that it has not seen at such a place."""
+
 At = tuple[int, int, int, float, tuple[int, ...]]
 """A point in the text, or behind it on the way of a draft: the state of the longest suffix that stood before; its
 length; the place that the next token is expected to be copied from, an index in the text, -1 for none; how often this
@@ -99,74 +102,75 @@ class Continuations:
         return self._at_end
 
     def _steps(self, at: At, further: int) -> list[Step]:
+        # For every draft: one long function, since calls are what it would cost most.
         automaton = self._automaton
-        link, favourite = automaton.link, automaton.favourite
-        state, _, place, _, recent = at
-        suffixes: list[int] = []
+        link, favourite, count, last, size = (
+            automaton.link,
+            automaton.favourite,
+            automaton.count,
+            automaton.last,
+            automaton.size,
+        )
+        state, matched, place, rate, recent = at
+        suffixes: list[tuple[int, int]] = []
+        tokens: list[int] = []
         while state > ROOT and len(suffixes) < _SUFFIXES:
-            if favourite[state] >= 0:
-                suffixes.append(state)
+            token = favourite[state]
+            if token >= 0:
+                # The place at the end of the context has no follower yet.
+                suffixes.append((state, count[state] - (last[state] == size)))
+                if token not in tokens:
+                    tokens.append(token)
             state = link[state]
-        tokens = [favourite[suffix] for suffix in suffixes]
+        longest, places = suffixes[0] if suffixes else (ROOT, 0)
         if further and suffixes:
-            tokens += [token for token, _ in islice(automaton.followers(suffixes[0]), further)]
-        expected = self.text[place] if 0 <= place < len(self.text) else -1
-        if expected >= 0:
-            tokens.append(expected)
-        stored, level = self._stored(recent) if recent else ([], "context")
-        if stored:
+            tokens += [token for token, _ in islice(automaton.followers(longest), further) if token not in tokens]
+        expected, sure = -1, 0.0
+        if 0 <= place < size:
+            expected, sure = self.text[place], odds(rate)
+            if expected not in tokens:
+                tokens.append(expected)
+        stored, known_to = self._stored(recent) if recent else ([], "context")
+        if stored and stored[-1].token not in tokens:
             tokens.append(stored[-1].token)
-        if len(tokens) > 1:
-            tokens = list(dict.fromkeys(tokens))
-        return [self._step(token, at, suffixes, expected, stored, level) for token in tokens]
-
-    def _step(self, token: int, at: At, suffixes: list[int], expected: int, stored: list[Found], level: Level) -> Step:
-        # For every token of the text and every draft: no call that can be spared.
-        automaton = self._automaton
-        count, last, size, step = automaton.count, automaton.last, automaton.size, automaton.step
-        _, matched, place, rate, recent = at
-        state, chance, places = ROOT, UNSEEN, 0
-        for suffix in reversed(suffixes):
-            behind = step(suffix, token)
-            # The place at the end of the context has no follower yet.
-            places = count[suffix] - (last[suffix] == size)
-            if behind >= 0:
-                state, longest = behind, suffix
-                chance = (count[behind] + DOUBT * chance) / (places + DOUBT)
+        agreed = 0.0 if automaton.branches(longest) else 1.0
+        suffixes.reverse()
+        steps: list[Step] = []
+        for token in tokens:
+            state, deepest, chance = ROOT, ROOT, UNSEEN
+            for suffix, seen in suffixes:
+                behind = automaton.step(suffix, token)
+                if behind >= 0:
+                    state, deepest = behind, suffix
+                    chance = (count[behind] + DOUBT * chance) / (seen + DOUBT)
+                else:
+                    chance = DOUBT * chance / (seen + DOUBT)
+            level: Level = "context"
+            features: Features
+            if state > ROOT:
+                length = matched if deepest == longest else automaton.length[deepest]
+                features = 1.0, 1.0, log(chance / (1.0 - chance)), _LOG[places if places < _MOST else _MOST], agreed
             else:
-                chance = DOUBT * chance / (places + DOUBT)
-        here = sure = unsure = 0.0
-        if expected == token:
-            level, here, sure = "context", 1.0, odds(rate)
-            rate, place = right_again(rate), place + 1
-        elif expected >= 0:
-            unsure = odds(rate)
-        features: Features
-        if state > ROOT:
-            if longest != suffixes[0]:
-                matched = automaton.length[longest]
-            level = "context"
-            features = (
-                1.0,
-                1.0,
-                log(chance / (1.0 - chance)),
-                _LOG[places if places < _MOST else _MOST],
-                0.0 if automaton.branches(suffixes[0]) else 1.0,
-                here,
-                sure,
-                unsure,
-            )
-        else:
-            features = (1.0, 0.0, 0.0, 0.0, 0.0, here, sure, unsure)
-            state, matched = self._elsewhere(token, suffixes)
-        if place < 0 and matched >= LONG - 1:
-            place, rate = last[state], new_rate(matched + 1)
-        if recent:
-            recent = (*recent[1:], token)
-            if stored:
-                features += _of_stores(stored, token)
-        behind_it = state, matched + 1, place, rate, recent
-        return chance_of(features), token, level, behind_it, features
+                state, length = self._elsewhere(token, suffixes)
+                features = _UNKNOWN
+                if token != expected:
+                    level = known_to
+            if token == expected:
+                features += 1.0, sure, 0.0
+                next_place, next_rate = place + 1, right_again(rate)
+            else:
+                features += 0.0, 0.0, sure
+                next_place, next_rate = place, rate
+                if place < 0 and length >= LONG - 1:
+                    next_place, next_rate = last[state], new_rate(length + 1)
+            next_recent = recent
+            if recent:
+                next_recent = *recent[1:], token
+                if stored:
+                    features += _of_stores(stored, token)
+            behind_it = state, length + 1, next_place, next_rate, next_recent
+            steps.append((chance_of(features), token, level, behind_it, features))
+        return steps
 
     def matched(self, at: At, level: Level) -> int:
         """Tokens before a point that stood before, as far as `level` knows."""
@@ -185,11 +189,11 @@ class Continuations:
                 stored, level = found, name
         return stored, level
 
-    def _elsewhere(self, token: int, suffixes: list[int]) -> tuple[int, int]:
+    def _elsewhere(self, token: int, suffixes: list[tuple[int, int]]) -> tuple[int, int]:
         """The state behind the longest suffix that the token ever followed, other than those asked, and the suffix's
         length; the root, and -1, where it never stood."""
         automaton = self._automaton
-        suffix = automaton.link[suffixes[-1]] if suffixes else ROOT
+        suffix = automaton.link[suffixes[0][0]] if suffixes else ROOT
         while suffix >= ROOT:
             state = automaton.step(suffix, token)
             if state >= 0:

@@ -13,7 +13,7 @@ from operator import mul
 
 UNSEEN = 0.02
 """Chance of a token that nothing speaks for."""
-DOUBT = 2.0
+DOUBT = 1.0
 """Places that the shorter suffix's estimate is worth against a longer one's."""
 
 Weights = tuple[float, ...]
@@ -35,7 +35,7 @@ NAMES = (
     "store: log odds of the blend, where it says otherwise",
 )
 """What the model looks at."""
-WEIGHTS: Weights = (-3.94, 2.43, 0.88, 0.35, 1.2, 0.78, 0.52, -0.46, 1.06, 0.46, 0.54, 0.99, -0.54)
+WEIGHTS: Weights = (-3.88, 2.12, 0.79, 0.41, 1.03, 0.71, 0.56, -0.3, 1.02, 0.41, 0.46, 0.7, -0.48)
 """Fitted to recorded answers: `python -m localspec.bench.fit`."""
 
 
