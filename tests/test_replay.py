@@ -5,16 +5,33 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from localspec.bench import replay as replays
+from localspec.bench import replay_week
+from localspec.bench.fit import Observations, fit, observe
 from localspec.bench.record import recorded_prompts
-from localspec.bench.replay import ALL, Reliability, Tally, at_waste, replay, replay_all
-from localspec.bench.replays import BASELINES, LlamaCppContext, PromptLookup, Rule, SuffixDecoding, VllmNgram
-from localspec.bench.replays.own import Localspec
+from localspec.bench.replay import ALL, Reliability, Tally, at_waste, reliability, replay, replay_all
+from localspec.bench.replay_week import AGAIN, NEW, Cold, live
+from localspec.bench.replays import (
+    BASELINES,
+    LlamaCpp,
+    PromptLookup,
+    Rule,
+    SuffixDecoding,
+    VllmNgram,
+    llama_cpp,
+    suffix,
+)
+from localspec.bench.replays.own import Localspec, worthwhile
+from localspec.bench.replays.sessions import LlamaCppSessions, OwnSessions, Sessions, SuffixSessions
 from localspec.bench.streams import RECORDED, WEEK, Recording, Stream, read_recording, write_recording
 from localspec.bench.week import read_week
+from localspec.drafters import NgramDrafter, evidence
+from localspec.drafters.evidence import NAMES, WEIGHTS
 from localspec.errors import LocalspecError
 
 KNOWN: list[tuple[type[Rule], list[int], list[int]]] = [
@@ -29,10 +46,10 @@ KNOWN: list[tuple[type[Rule], list[int], list[int]]] = [
     (VllmNgram, [2, 7, 1, 2], []),  # one token is no match
     (VllmNgram, [5, 1, 2, 7, 6, 1, 2, 8, 6, 1, 2], [8, 6, 1, 2]),
     (VllmNgram, [1, 2, *range(3, 15), 1, 2], [3, 4, 5, 6, 7]),
-    (LlamaCppContext, [1, 5, 1], []),  # one sample of one token
-    (LlamaCppContext, [1, 5, 1, 6, 1], []),  # two samples, one half each
-    (LlamaCppContext, [7, 1, 5, 8, 2, 1, 5, 9, 1], [5, 8, 2, 1, 5, 9, 1, 5]),
-    (LlamaCppContext, [1, 2, 3, 4, 1, 2, 3], [4, 1, 2, 3, 4, 1, 2, 3]),  # over the draft itself
+    (LlamaCpp, [1, 5, 1], []),  # one sample of one token
+    (LlamaCpp, [1, 5, 1, 6, 1], []),  # two samples, one half each
+    (LlamaCpp, [7, 1, 5, 8, 2, 1, 5, 9, 1], [5, 8, 2, 1, 5, 9, 1, 5]),
+    (LlamaCpp, [1, 2, 3, 4, 1, 2, 3], [4, 1, 2, 3, 4, 1, 2, 3]),  # over the draft itself
     (SuffixDecoding, [1, 2, 3, 9, 1, 2], [3, 9]),  # as long as the match
     (SuffixDecoding, [1, 2, 3, 9, 8, 7, 1, 2, 3], [9, 8, 7]),
     (SuffixDecoding, [1, 5, 2, 1, 6, 2, 1, 6, 3, 1], [6]),  # the most frequent
@@ -81,25 +98,136 @@ class _More(VllmNgram):
     tokens = 8
 
 
-class _Ungated(LlamaCppContext):
-    def _next(self, text: list[int]) -> int | None:
-        followers = self._followers.get(tuple(text[-1:]))
-        return followers.most_common(1)[0][0] if followers else None
-
-
-class _Unbounded(SuffixDecoding):
-    factor = 8.0
-
-
-class _AnyChance(SuffixDecoding):
-    def _path(self, node: tuple[int, ...], limit: int) -> tuple[list[int], float]:
-        drafts, _ = super()._path(node, limit)
-        return drafts, 1.0 / len(node)
-
-
-@pytest.mark.parametrize("fault", [_Latest, _Longer, _Shorter, _More, _Ungated, _Unbounded, _AnyChance])
+@pytest.mark.parametrize("fault", [_Latest, _Longer, _Shorter, _More])
 def test_faulty_baselines_are_found(fault: type[Rule]) -> None:
     assert any(_proposed(fault, text) != drafts for rule, text, drafts in KNOWN if issubclass(fault, rule))
+
+
+@pytest.mark.parametrize(
+    ("rule", "module", "name", "fault"),
+    [
+        (LlamaCpp, llama_cpp, "LAX", {1: (1, 1), 2: (2, 50), 3: (1, 50), 4: (1, 50)}),
+        (LlamaCpp, llama_cpp, "LAX", {4: (1, 50)}),
+        (SuffixDecoding, suffix, "FACTOR", 8.0),
+        (SuffixDecoding, suffix, "LEAST", 0.9),
+        (SuffixDecoding, suffix, "DEPTH", 2),
+    ],
+)
+def test_faulty_gates_are_found(
+    rule: type[Rule], module: Any, name: str, fault: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, name, fault)
+    assert any(_proposed(of, text) != drafts for of, text, drafts in KNOWN if of is rule)
+
+
+def _taught(sessions: Sessions, *answers: Sequence[int]) -> Sessions:
+    for answer in answers:
+        sessions.teach(Stream("a", "x", (90, 91), tuple(answer)))
+    return sessions
+
+
+def _drafts(sessions: Sessions, text: Sequence[int], limit: int = 4) -> list[int]:
+    rule = sessions.begin()
+    rule.commit(text)
+    return rule.propose(limit)
+
+
+def test_rules_with_a_memory_draft_from_earlier_answers() -> None:
+    answer = (1, 2, 3, 4, 5, 6, 7, 8)
+    text = (50, 1, 2, 3)
+    assert _drafts(_taught(LlamaCppSessions(), answer), text) == []  # one sample is too few in earlier contexts
+    assert _drafts(_taught(LlamaCppSessions(), answer, answer), text) == [4, 5, 6, 7]
+    assert _drafts(_taught(SuffixSessions(), answer), text) == [4, 5, 6]  # as long as the match
+    assert _drafts(_taught(OwnSessions(0.0), answer), text) == [4, 5, 6, 7]
+    for sessions in (LlamaCppSessions(), SuffixSessions(), OwnSessions(0.0)):
+        assert _drafts(sessions, text) == []
+        # What this text says goes before.
+        assert _drafts(_taught(sessions, answer, answer), (1, 2, 3, 9, 9, 1, 2, 3), 1) == [9]
+
+
+def test_llama_cpp_asks_the_corpus_last_and_among_several() -> None:
+    corpus = [Stream("a", "x", (), (1, 2, 3)), Stream("a", "y", (), (1, 2, 3))]
+    assert _drafts(LlamaCppSessions(corpus), (7, 1, 2)) == [3]
+    # 8 and 3 followed once each in the context: the corpus knows 3.
+    assert _drafts(LlamaCppSessions(corpus), (1, 2, 3, 5, 1, 2, 8, 1, 2), 1) == [3]
+    assert _drafts(LlamaCppSessions(), (1, 2, 3, 5, 1, 2, 8, 1, 2), 1) in ([3], [8])
+
+
+def test_a_week_is_lived_in_order_and_its_first_day_left_out() -> None:
+    answer = tuple(range(10, 40))
+    week = Recording(
+        "m",
+        "greedy",
+        (
+            Stream("chat", "x", (1, 2), answer, 1),
+            Stream("chat", "x", (1, 3), answer, 2),
+            Stream("code", "y", (1, 2), tuple(range(50, 80)), 2),
+            Stream("code", "y", (1, 2), tuple(range(50, 80)), 3),
+        ),
+    )
+    cold = live(week, Cold(SuffixDecoding))
+    assert {tally.tokens_per_pass for tally in cold.values()} == {1}
+    assert cold[ALL].tokens == 87
+    for sessions in (SuffixSessions(), OwnSessions(0.0)):
+        found = live(week, sessions)
+        assert found[NEW].tokens_per_pass == 1
+        assert found[AGAIN].tokens == 58
+        assert found[AGAIN].tokens_per_pass > 3
+        assert found["chat"].tokens + found["code"].tokens == found[ALL].tokens
+
+
+def test_drafts_are_kept_while_they_are_worth_their_rows() -> None:
+    assert worthwhile([], 0.5) == 0
+    assert worthwhile([0.5, 0.5], 0.0) == 2
+    # Alone, one half is worth as much as it wastes; with 1.9 tokens to come behind it in the next pass, less.
+    assert worthwhile([0.5], 0.49) == 1
+    assert worthwhile([0.5, 0.9], 0.49) == 0
+    assert worthwhile([0.5, 0.9], 0.3) == 1
+    # A copy that is sure is followed to its end.
+    assert worthwhile([0.99] * 8, 0.4) == 8
+    for least in (0.1, 0.2, 0.4):
+        assert worthwhile([0.8] * 8, least) >= worthwhile([0.8] * 8, least + 0.1)
+
+
+def test_weights_are_fitted_to_what_came() -> None:
+    rng = np.random.default_rng(0)
+    seen = np.column_stack([np.ones(4000), rng.normal(size=4000), np.zeros(4000)])
+    came = (rng.random(4000) < 1 / (1 + np.exp(-(seen @ [-1.0, 2.0, 0.0])))).astype(float)
+    found = fit(seen, came)
+    assert found[:2] == pytest.approx([-1.0, 2.0], abs=0.25)
+    assert found[2] == 0
+
+
+def test_observations_are_what_could_have_been_drafted() -> None:
+    seen = Observations()
+    seen.read(Stream("a", "x", (1, 2, 3), (1, 2, 4)), NgramDrafter())
+    # Behind 1 stood 2, which comes; behind 2 stood 3, which does not.
+    assert seen.came.tolist() == [1, 0]
+    assert seen.seen.shape == (2, len(NAMES))
+    halves = observe(
+        [
+            Recording("m", "greedy", (Stream("a", "x", (1, 2, 3), (1, 2, 4)), Stream("a", "y", (5,), (6, 7)))),
+            Recording(
+                "m", "greedy", (Stream("a", "x", (5,), (6, 7, 8, 9), 1), Stream("a", "x", (5,), (6, 7, 8, 9), 2))
+            ),
+        ]
+    )
+    # Of the second day, what the first one taught: 7 behind "5 6", and what follows it.
+    assert halves["fit"].came.tolist() == [1, 0]
+    assert halves["test"].came.tolist() == [1, 1, 1]
+
+
+def test_the_shipped_weights_serve_the_half_that_they_were_not_fitted_to() -> None:
+    """Predicted against observed on the other half; with weights that trust too much, or too little, it shows."""
+    streams = read_recording().only("test").streams[::3]
+    assert reliability(streams).error < 0.06
+
+
+def test_wrong_weights_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams = read_recording().only("test").streams[::3]
+    for shift in (-1.5, 1.5):
+        monkeypatch.setattr(evidence.chance, "__defaults__", ((WEIGHTS[0] + shift, *WEIGHTS[1:]),))
+        assert reliability(streams).error > 0.08
 
 
 class _Script(Rule):
@@ -229,3 +357,16 @@ def test_the_replay_prints_its_tables(tmp_path: Path, capsys: pytest.CaptureFixt
     assert found["rules"]["suffix decoding"][ALL]["tokens"] == 59
     for part in ("prompt lookup", "| edit |", "with as many rows wasted", "mean distance"):
         assert part in out
+
+
+def test_the_week_prints_its_tables(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    passage = tuple(range(10, 40))
+    week = Recording("m", "greedy", tuple(Stream("chat", "x", (1, day), passage, day) for day in (1, 2, 3)))
+    monkeypatch.setattr(replay_week, "read_recording", lambda name="": week)
+    assert replay_week.main(["--most", "4"]) == 0
+    out = capsys.readouterr().out
+    found = json.loads(out.splitlines()[-1])["rules"]
+    assert found["localspec, cold"][AGAIN]["tokens_per_pass"] == 1
+    assert found["localspec, learned"][AGAIN]["tokens_per_pass"] > 2
+    assert found["suffix decoding, earlier answers"]["chat"]["tokens"] == 58
+    assert "| suffix decoding, cold |" in out

@@ -24,7 +24,7 @@ from localspec.errors import LocalspecError
 
 MOST = 8
 """Drafts per round."""
-SWEEP = (0.0, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+SWEEP = (0.0, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.1, 0.12, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 """Bounds that the curve is drawn from."""
 BINS = 10
 ALL = "all kinds"

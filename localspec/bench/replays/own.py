@@ -10,7 +10,7 @@ from localspec.drafters.protocol import Draw
 from localspec.noise import Noise
 from localspec.settings import Settings
 
-LEAST = 0.12
+LEAST = 0.07
 """A draft ends before the first token whose worth is less than this."""
 _FURTHER = 4
 """Drafts beyond the limit that are asked for, to see what the pass behind it would bring."""
