@@ -138,7 +138,7 @@ def test_rules_with_a_memory_draft_from_earlier_answers() -> None:
     assert _drafts(_taught(LlamaCppSessions(), answer), text) == []  # one sample is too few in earlier contexts
     assert _drafts(_taught(LlamaCppSessions(), answer, answer), text) == [4, 5, 6, 7]
     assert _drafts(_taught(SuffixSessions(), answer), text) == [4, 5, 6]  # as long as the match
-    assert _drafts(_taught(OwnSessions(0.0), answer), text) == [4, 5, 6, 7]
+    assert _drafts(_taught(OwnSessions(0.0), answer), text, 2) == [4, 5]
     for sessions in (LlamaCppSessions(), SuffixSessions(), OwnSessions(0.0)):
         assert _drafts(sessions, text) == []
         # What this text says goes before.
