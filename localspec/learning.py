@@ -66,6 +66,12 @@ class Learning:
 
         key = fingerprint(tokenizer)
         self._files = {"learned": self._shelf.file("learned", key, label), "seed": self._shelf.file("seed", key)}
+        for name, file in list(self._files.items()):
+            try:
+                file.store  # noqa: B018 - read now: at the first draft it would pass for the cost of drafting
+            except Exception as error:  # noqa: BLE001 - whatever it is, answers can do without
+                del self._files[name]
+                self._tell(f"{file.path} is not used: {_one_line(error)}")
 
     @property
     def levels(self) -> tuple[tuple[Level, Callable[[], NgramStore]], ...]:

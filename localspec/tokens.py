@@ -36,7 +36,7 @@ class Token:
     draft_index: int | None = None
     """Index within the proposal (0 is the first draft); None when this was not a draft."""
     match_length: int | None = None
-    """Tokens of context that matched when an n-gram proposed it; None otherwise."""
+    """Tokens that matched before the proposal's first token when an n-gram proposed it; None otherwise."""
     level: Level | None = None
     """Where the n-gram that proposed it was found; None when none did."""
     top_logprobs: tuple[tuple[int, float], ...] = ()

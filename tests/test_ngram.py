@@ -14,10 +14,11 @@ from tiny import chat_engine
 
 from localspec.drafters import NgramDrafter
 from localspec.drafters.alignment import Alignment, odds
-from localspec.drafters.continuations import Continuations
+from localspec.drafters.continuations import _RECENT, Continuations
 from localspec.drafters.evidence import DOUBT, NAMES, UNSEEN, chance
 from localspec.drafters.ngram import LEAST
 from localspec.drafters.protocol import Draw
+from localspec.ngrams import store
 from localspec.noise import Noise
 from localspec.settings import Settings
 
@@ -352,3 +353,31 @@ def test_ngram_ingests_the_whole_of_a_second_prompt() -> None:
         again = NgramDrafter()
         again.commit(session.ids)
         assert _content(again) == _content(drafter)
+
+
+def test_a_text_whose_deep_states_lost_count_is_judged_all_the_same() -> None:
+    """Only the longest suffixes of a deep chain are counted, so a state may have fewer places than one behind it."""
+    c, s, t = list(range(100, 140)), 1, 2
+    text: list[int] = []
+    for k in range(1, 41):
+        text += [1000 + k, *reversed(c[:k]), s, 2000 + k]
+    for j in range(40):
+        text += [3000 + j, *reversed(c), s, t]
+    following = Continuations()
+    for token in text:
+        following.append(token)
+    automaton = following._automaton
+    lost = 0
+    for n in range(1, len(c) + 2):
+        state = 0
+        for token in [*reversed(c), s][-n:]:
+            state = automaton.step(state, token)
+        lost += automaton.count[automaton.step(state, t)] > automaton.count[state]
+        # Asked for t, which the place says.
+        found = {token: chance for chance, token, *_ in following.steps((state, n, text.index(t), 0.5, ()))}
+        assert 0 < found[t] < 1
+    assert lost > 0  # else this text shows nothing
+
+
+def test_as_many_tokens_are_kept_for_stores_as_these_look_at() -> None:
+    assert _RECENT == store.LONGEST

@@ -141,8 +141,9 @@ def test_rules_with_a_memory_draft_from_earlier_answers() -> None:
     assert _drafts(_taught(OwnSessions(0.0), answer), text, 2) == [4, 5]
     for sessions in (LlamaCppSessions(), SuffixSessions(), OwnSessions(0.0)):
         assert _drafts(sessions, text) == []
-        # What this text says goes before.
-        assert _drafts(_taught(sessions, answer, answer), (1, 2, 3, 9, 9, 1, 2, 3), 1) == [9]
+        # What this text says goes before; in suffix decoding its own last place, without a follower yet, is held against it.
+        said = [4] if isinstance(sessions, SuffixSessions) else [9]
+        assert _drafts(_taught(sessions, answer, answer), (1, 2, 3, 9, 9, 1, 2, 3), 1) == said
 
 
 def test_llama_cpp_asks_the_corpus_last_and_among_several() -> None:
@@ -182,7 +183,8 @@ def test_drafts_are_kept_while_they_are_worth_their_rows() -> None:
     # Alone, one half is worth as much as it wastes; with 1.9 tokens to come behind it in the next pass, less.
     assert worthwhile([0.5], 0.49) == 1
     assert worthwhile([0.5, 0.9], 0.49) == 0
-    assert worthwhile([0.5, 0.9], 0.3) == 1
+    assert worthwhile([0.5, 0.9], 0.3) == 2
+    assert worthwhile([0.5, 0.2], 0.3) == 1
     # A copy that is sure is followed to its end.
     assert worthwhile([0.99] * 8, 0.4) == 8
     for least in (0.1, 0.2, 0.4):

@@ -186,16 +186,18 @@ def rule_lines(found: Mapping[str, Mapping[str, Tally]]) -> list[str]:
     return lines
 
 
+def against(tally: Tally, curve: Sequence[Tally]) -> str:
+    """A rule's tokens per pass, and ours where it wastes as many rows."""
+    theirs, ours = tally.tokens_per_pass, at_waste(curve, tally.wasted_per_token)
+    return f"{theirs:.2f}, {ours:.2f}{' (less)' if ours < theirs else ''}"
+
+
 def equal_lines(found: Mapping[str, Mapping[str, Tally]], curve: Sequence[Mapping[str, Tally]]) -> list[str]:
     """Per kind the baselines, each against our curve at the rows that it wastes itself."""
     names = [rule.name for rule in BASELINES]
     lines = ["| kind | " + " | ".join(f"{name}, ours" for name in names) + " |", "|---" * (len(names) + 1) + "|"]
     for kind in curve[0]:
-        cells = []
-        for name in names:
-            tally = found[name][kind]
-            ours = at_waste([point[kind] for point in curve], tally.wasted_per_token)
-            cells.append(f"{tally.tokens_per_pass:.2f}, {ours:.2f}{' (less)' if ours < tally.tokens_per_pass else ''}")
+        cells = (against(found[name][kind], [point[kind] for point in curve]) for name in names)
         lines.append(f"| {kind} | " + " | ".join(cells) + " |")
     return lines
 
@@ -207,6 +209,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--most", type=int, default=MOST, help=f"drafts per round ({MOST})")
     parser.add_argument("--half", choices=[*HALVES, "all"], default="all", help="of the answers of each kind (all)")
     options = parser.parse_args(arguments)
+    if options.most < 1:
+        parser.error("--most must be at least 1")
     try:
         recording = read_recording(options.streams)
     except LocalspecError as error:
@@ -219,7 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"{recording.model}, {recording.how}: {len(streams)} answers, at most {options.most} drafts a round\n")
     print("tokens per pass / drafted per token / wasted per token:\n")
     print("\n".join(rule_lines(found)))
-    print(f"\nour curve over all kinds, by the least confidence ({LEAST} is the default):\n")
+    print(f"\nour curve over all kinds, by the least worth ({LEAST} is the default):\n")
     print("| least | tokens per pass | wasted per token |\n|---:|---:|---:|")
     for least, point in zip(SWEEP, curve, strict=True):
         print(f"| {least:.2f} | {point[ALL].tokens_per_pass:.3f} | {point[ALL].wasted_per_token:.3f} |")

@@ -35,7 +35,7 @@ class Day:
     tokens: int = 0
     passes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WAYS, 0))
     learned_tokens: int = 0
-    """Accepted drafts that only earlier sessions knew."""
+    """Accepted drafts that earlier sessions knew, and the longest matches of the context did not."""
     questions: int = 0
     identical: int = 0
     context_speedup: list[float] = field(default_factory=list)
@@ -113,7 +113,7 @@ def _figure(values: Sequence[float]) -> str:
 def table(outcome: dict[int, Day]) -> str:
     """For a terminal, and for a page."""
     lines = [
-        "| day | questions | tokens per pass, context | with earlier days | drafts only they knew "
+        "| day | questions | tokens per pass, context | with earlier days | drafts of theirs accepted "
         "| speed-up, context | with earlier days | earlier days add | ids |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
@@ -136,8 +136,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=256, help="most tokens per answer (256)")
     parser.add_argument("--blas", choices=("auto", "off"), default="auto")
     options = parser.parse_args(arguments)
-    if options.days < 1 or options.repeats < 1:
-        parser.error("--days and --repeats must be at least 1")
+    if min(options.days, options.repeats, options.tokens - 1) < 1:
+        parser.error("--days and --repeats must be at least 1, --tokens at least 2")
     try:
         if arguments is None:  # started as a program: it may start itself over with a faster BLAS
             from localspec.blas import preload

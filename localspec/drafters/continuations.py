@@ -58,7 +58,9 @@ class Continuations:
         self._end: At | None = None
         """The end of the text, once it was asked for,"""
         self._at_end: list[Step] | None = None
-        """and what may follow there: asked whether to propose, and again for the proposal."""
+        """and what may follow there: asked whether to propose, and again for the proposal;"""
+        self._order_at_end = 0
+        """the longest order that a store knew there."""
 
     def append(self, token: int) -> None:
         """Go on by one token."""
@@ -133,6 +135,8 @@ class Continuations:
         stored, known_to = self._stored(recent) if recent else ([], "context")
         if stored and stored[-1].token not in tokens:
             tokens.append(stored[-1].token)
+        if at is self._end:
+            self._order_at_end = stored[-1].order if stored else 0
         agreed = 0.0 if automaton.branches(longest) else 1.0
         suffixes.reverse()
         steps: list[Step] = []
@@ -141,8 +145,9 @@ class Continuations:
             for suffix, seen in suffixes:
                 behind = automaton.step(suffix, token)
                 if behind >= 0:
-                    state, deepest = behind, suffix
-                    chance = (count[behind] + DOUBT * chance) / (seen + DOUBT)
+                    state, deepest, hits = behind, suffix, count[behind]
+                    # Of a deep state not every place was counted: never fewer than of what is behind it.
+                    chance = (hits + DOUBT * chance) / ((seen if seen > hits else hits) + DOUBT)
                 else:
                     chance = DOUBT * chance / (seen + DOUBT)
             level: Level = "context"
@@ -172,12 +177,9 @@ class Continuations:
             steps.append((chance_of(features), token, level, behind_it, features))
         return steps
 
-    def matched(self, at: At, level: Level) -> int:
-        """Tokens before a point that stood before, as far as `level` knows."""
-        if level == "context":
-            return at[1]
-        stored, _ = self._stored(at[4])
-        return stored[-1].order if stored else 0
+    def matched(self, level: Level) -> int:
+        """Tokens before the end of the text that stood before, as far as `level` knew when `steps` was asked there."""
+        return self.now()[1] if level == "context" else self._order_at_end
 
     def _stored(self, recent: tuple[int, ...]) -> tuple[list[Found], Level]:
         """What the level with the longest match knows; of equals the first."""

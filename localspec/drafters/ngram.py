@@ -160,7 +160,7 @@ class NgramDrafter(Drafter):
 
 def _with_length(proposal: Proposal, following: Continuations) -> Proposal:
     level = _columns(proposal)[2][0]
-    return replace(proposal, match_length=following.matched(following.now(), level))
+    return replace(proposal, match_length=following.matched(level))
 
 
 def _columns(proposal: Proposal) -> tuple[list[int], list[float], list[Level]]:

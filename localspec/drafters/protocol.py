@@ -27,7 +27,7 @@ class Proposal:
     probabilities: list[float] | None = None
     """q of each draft token; None means 1.0 each."""
     match_length: int | None = None
-    """n-gram drafts: tokens of context that matched."""
+    """n-gram drafts: tokens that matched before the first of them, at its level."""
     confidence: list[float] | None = None
     """Predicted chance of each draft to be accepted when those before it were; None where the drafter has no idea."""
     levels: list[Level] | None = None
