@@ -141,7 +141,7 @@ def test_rules_with_a_memory_draft_from_earlier_answers() -> None:
     assert _drafts(_taught(OwnSessions(0.0), answer), text, 2) == [4, 5]
     for sessions in (LlamaCppSessions(), SuffixSessions(), OwnSessions(0.0)):
         assert _drafts(sessions, text) == []
-        # What this text says goes before; in suffix decoding its own last place, without a follower yet, is held against it.
+        # What this text says goes before; suffix decoding holds its own last place, without a follower yet, against it.
         said = [4] if isinstance(sessions, SuffixSessions) else [9]
         assert _drafts(_taught(sessions, answer, answer), (1, 2, 3, 9, 9, 1, 2, 3), 1) == said
 

@@ -1,8 +1,10 @@
 """What earlier sessions are worth to later ones: `python -m localspec.bench.sessions [MODEL]`.
 
-A user's days over the same notes, program and task list (week.toml), one conversation per question. Each question is
-decoded plainly, with n-grams of its own context only, and with those of the days before too, one right after the
-other in turning order; what each day teaches is on disk when the next one begins.
+A user's days over the same notes, program and task list (week.toml), which change a little from day to day; one
+conversation per question. Each question is decoded plainly, and with n-grams of its own context and of the days before;
+what each day teaches is on disk when the next one begins. By default the first day's questions are asked every day, so
+that days can be compared with each other. With `--week` each day has its own, some of them asked before: then each is
+also decoded with its own context's n-grams only, to see what the earlier days add.
 """
 
 from __future__ import annotations
@@ -33,15 +35,13 @@ class Day:
     """All questions of one day, over all repeats."""
 
     tokens: int = 0
-    passes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WAYS, 0))
+    passes: dict[str, int] = field(default_factory=dict)
     learned_tokens: int = 0
     """Accepted drafts that earlier sessions knew, and the longest matches of the context did not."""
     questions: int = 0
     identical: int = 0
-    context_speedup: list[float] = field(default_factory=list)
-    """Plain time / time with the context's n-grams, of each repeat's whole day."""
-    learned_speedup: list[float] = field(default_factory=list)
-    """Plain time / time with those of earlier days too."""
+    speedup: dict[str, list[float]] = field(default_factory=dict)
+    """By way: plain time / its time, of each repeat's whole day."""
 
     def book(self, found: dict[str, Generation]) -> None:
         """One question, decoded in each way."""
@@ -51,31 +51,33 @@ class Day:
         self.identical += all(generation.ids == plain.ids for generation in found.values())
         self.learned_tokens += found[LEARNED].stats.by_level.get("learned", 0)
         for way, generation in found.items():
-            self.passes[way] += generation.stats.target_passes
+            self.passes[way] = self.passes.get(way, 0) + generation.stats.target_passes
 
 
-def measure(engine: Engine, *, days: int, repeats: int, max_tokens: int) -> dict[int, Day]:
+def measure(engine: Engine, *, days: int, repeats: int, max_tokens: int, week: bool) -> dict[int, Day]:
     """Decode the days `repeats` times, each time with nothing learned before the first; greedy."""
     from localspec.bench.run import encode
     from localspec.bench.week import read_week
 
-    questions = [(prompt.day, encode(engine, prompt)) for prompt in read_week() if prompt.day <= days]
+    prompts = [prompt for prompt in read_week(standing=not week) if prompt.day <= days]
+    questions = [(prompt.day, encode(engine, prompt)) for prompt in prompts]
+    ways = WAYS if week else (PLAIN, LEARNED)
     outcome: dict[int, Day] = {day: Day() for day, _ in questions}
     turn = 0
     for _ in range(repeats):
         with tempfile.TemporaryDirectory(prefix="localspec-") as folder:
             for day in outcome:
                 engines = {PLAIN: engine, CONTEXT: engine, LEARNED: _learning(engine, Path(folder))}
-                seconds = dict.fromkeys(WAYS, 0.0)
+                seconds = dict.fromkeys(ways, 0.0)
                 for prompt in (prompt for of, prompt in questions if of == day):
                     found = {}
-                    for way in _turned(WAYS, turn):
+                    for way in _turned(ways, turn):
                         found[way] = engines[way].generate(prompt, max_tokens=max_tokens, speculate=way != PLAIN)
                         seconds[way] += found[way].stats.total_s - found[way].stats.prefill_s
                     outcome[day].book(found)
                     turn += 1
-                outcome[day].context_speedup.append(seconds[PLAIN] / seconds[CONTEXT])
-                outcome[day].learned_speedup.append(seconds[PLAIN] / seconds[LEARNED])
+                for way in ways[1:]:
+                    outcome[day].speedup.setdefault(way, []).append(seconds[PLAIN] / seconds[way])
                 print(f"day {day}: {turn} questions so far", file=sys.stderr, flush=True)
     return outcome
 
@@ -112,18 +114,15 @@ def _figure(values: Sequence[float]) -> str:
 
 def table(outcome: dict[int, Day]) -> str:
     """For a terminal, and for a page."""
+    ways = list(next(iter(outcome.values())).speedup)
+    head = "".join(f"| tokens per pass, {way} | speed-up, {way} " for way in ways)
     lines = [
-        "| day | questions | tokens per pass, context | with earlier days | drafts of theirs accepted "
-        "| speed-up, context | with earlier days | earlier days add | ids |",
-        "|---|---|---|---|---|---|---|---|---|",
+        f"| day | questions {head}| drafts of earlier days accepted | ids |",
+        "|---" * (4 + 2 * len(ways)) + "|",
     ]
     for number, day in outcome.items():
-        added = [b / a for a, b in zip(day.context_speedup, day.learned_speedup, strict=True)]
-        lines.append(
-            f"| {number} | {day.questions} | {day.tokens / day.passes[CONTEXT]:.2f} "
-            f"| {day.tokens / day.passes[LEARNED]:.2f} | {day.learned_tokens} | {_figure(day.context_speedup)} "
-            f"| {_figure(day.learned_speedup)} | {_figure(added)} | {day.identical}/{day.questions} |"
-        )
+        cells = "".join(f"| {day.tokens / day.passes[way]:.2f} | {_figure(day.speedup[way])} " for way in ways)
+        lines.append(f"| {number} | {day.questions} {cells}| {day.learned_tokens} | {day.identical}/{day.questions} |")
     return "\n".join(lines)
 
 
@@ -134,6 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--days", type=int, default=DAYS, help=f"of the week's six ({DAYS})")
     parser.add_argument("--repeats", type=int, default=1, help="times that the days are lived through (1)")
     parser.add_argument("--tokens", type=int, default=256, help="most tokens per answer (256)")
+    parser.add_argument("--week", action="store_true", help="each day's own questions")
     parser.add_argument("--blas", choices=("auto", "off"), default="auto")
     options = parser.parse_args(arguments)
     if min(options.days, options.repeats, options.tokens - 1) < 1:
@@ -148,7 +148,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         engine = localspec.load(options.model)
         before = machine()
         engine.generate("A first answer, which is not counted.", max_tokens=16)
-        outcome = measure(engine, days=options.days, repeats=options.repeats, max_tokens=options.tokens)
+        outcome = measure(
+            engine, days=options.days, repeats=options.repeats, max_tokens=options.tokens, week=options.week
+        )
     except LocalspecError as error:
         print(f"localspec: {error}", file=sys.stderr)
         return 1

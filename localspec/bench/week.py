@@ -19,9 +19,10 @@ PROMPTS = "week.toml"
 _MATERIAL = re.compile(r"<<([a-z-]+)>>")
 
 
-def read_week(text: str | None = None) -> list[Prompt]:
+def read_week(text: str | None = None, *, standing: bool = False) -> list[Prompt]:
     """The prompts, day by day in the file's order, with the day's material where a prompt names it (<<notes>>).
 
+    standing: the first day's questions on every day, over that day's material, instead of each day's own.
     text: in the format of week.toml; None is that file. A prompt with several days has the same name on each of them,
     and the same words but for changes of the material. LocalspecError for a change that finds nothing to change, for
     material that is not there, and for two prompts of one name on one day.
@@ -30,11 +31,12 @@ def read_week(text: str | None = None) -> list[Prompt]:
     material: dict[str, str] = dict(found["material"])
     prompts: dict[tuple[str, str, int], Prompt] = {}
     changes = deque(sorted(found.get("change", []), key=lambda change: change["day"]))
-    for day in sorted({day for entry in found["prompt"] for day in entry["days"]}):
+    days = sorted({day for entry in found["prompt"] for day in entry["days"]})
+    for day in days:
         while changes and changes[0]["day"] <= day:
             _change(material, changes.popleft())
         for entry in found["prompt"]:
-            if day in entry["days"]:
+            if (days[0] if standing else day) in entry["days"]:
                 prompt = Prompt(entry["kind"], entry["name"], _fill(entry["user"], material), day)
                 key = (prompt.kind, prompt.name, day)
                 if key in prompts:
