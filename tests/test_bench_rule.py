@@ -6,15 +6,18 @@ import pytest
 from tiny import chat_engine
 
 from localspec.bench import rule
+from localspec.bench.follower import Follower
 from localspec.bench.workloads import choose_workloads
-from localspec.drafters import NgramDrafter
+from localspec.drafters.protocol import Draw
 from localspec.engine import Engine
 from localspec.errors import LocalspecError
+from localspec.noise import Noise
+from localspec.settings import Settings
 
 
 def _engines() -> tuple[Engine, Engine]:
     own = chat_engine(1)
-    return own, Engine(own.model, own.tokenizer, drafters=[NgramDrafter(rule.SHORTEST)])
+    return own, Engine(own.model, own.tokenizer, drafters=[Follower(rule.SHORTEST)])
 
 
 def test_each_prompt_is_paired_and_reported(capsys: pytest.CaptureFixture[str]) -> None:
@@ -40,3 +43,22 @@ def test_other_ids_are_a_bug_unless_nearly_tied(
 def test_bad_numbers_are_refused(arguments: list[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         rule.main(arguments)
+
+
+@pytest.mark.parametrize(
+    ("text", "drafts"),
+    [
+        ([1, 2, 3, 4, 1, 2], [3, 4, 1, 2]),
+        ([1, 2, 3, 1, 2, 3, 1, 2, 4, 1, 2], [3, 1, 2, 4]),  # more often, not last; then by the longest match
+        ([1, 2, 3, 4, 9, 2], []),  # one token is no match
+        ([1, 2], []),
+    ],
+)
+def test_the_rule_follows_the_most_frequent(text: list[int], drafts: list[int]) -> None:
+    follower = Follower(rule.SHORTEST)
+    follower.follow(text)
+    proposal = follower.propose(4, Draw(Settings(), Noise(0), 64))
+    assert ([] if proposal is None else proposal.tokens) == drafts
+    follower.follow(text[:1])
+    assert follower.fresh().context == []
+    assert follower.propose(4, Draw(Settings(), Noise(0), 64)) is None

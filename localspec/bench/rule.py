@@ -91,13 +91,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--repeats must be at least 1, and --max-tokens at least 2")
 
     import localspec
-    from localspec.drafters import NgramDrafter
+    from localspec.bench.follower import Follower
 
     own = localspec.load(arguments.model, dtype=arguments.dtype)
     rule = localspec.Engine(
         own.model,
         own.tokenizer,
-        drafters=[NgramDrafter(SHORTEST)],
+        drafters=[Follower(SHORTEST)],
         name=own.name,
         context_length=own.context_length,
     )

@@ -46,10 +46,8 @@ Tuples without names, here and above: they are made for every token and draft, a
 class Continuations:
     """Follows one text token by token."""
 
-    def __init__(self, shortest: int = 1, levels: Levels = ()) -> None:
-        """shortest: tokens of the context that must match for it to be asked."""
+    def __init__(self, levels: Levels = ()) -> None:
         self.text: list[int] = []
-        self._shortest = shortest
         self._levels = tuple(levels)
         self._automaton = SuffixAutomaton()
         self._alignment = Alignment()
@@ -87,9 +85,7 @@ class Continuations:
         if self._end is None:
             automaton, alignment = self._automaton, self._alignment
             state = automaton.link[automaton.whole]
-            matched = automaton.length[state] if state > ROOT else 0
-            if matched < self._shortest:
-                state, matched = ROOT, 0
+            state, matched = (state, automaton.length[state]) if state > ROOT else (ROOT, 0)
             recent = tuple(self.text[-_RECENT:]) if self._levels else ()
             self._end = state, matched, alignment.place, alignment.rate, recent
         return self._end

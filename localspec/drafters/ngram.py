@@ -19,8 +19,6 @@ from localspec.drafters.evidence import Features
 from localspec.drafters.protocol import Drafter, Draw, Proposal
 from localspec.tokens import Level, Source
 
-SHORTEST = 1
-"""Tokens of the context that must match for it to be asked."""
 LEAST = 0.02
 """A draft whose whole path is less likely than this pays on no machine."""
 _FOLLOWERS = 8
@@ -37,18 +35,17 @@ class NgramDrafter(Drafter):
     name: Source = "ngram"
     free = True
 
-    def __init__(self, shortest: int = SHORTEST, levels: Levels = ()) -> None:
+    def __init__(self, levels: Levels = ()) -> None:
         """levels: what earlier sessions left, asked under coupled acceptance only: elsewhere ids depend on drafts, and
         the same seed would give others from day to day."""
         super().__init__()
-        self._shortest = shortest
         self._levels = tuple(levels)
-        self._next = Continuations(shortest, levels)
+        self._next = Continuations(levels)
         self._alone: Continuations | None = None if levels else self._next
         """The same without levels, once it was needed."""
 
     def fresh(self) -> NgramDrafter:
-        return NgramDrafter(self._shortest, self._levels)
+        return NgramDrafter(self._levels)
 
     def commit(self, tokens: Sequence[int]) -> None:
         both = self._both()
@@ -66,7 +63,7 @@ class NgramDrafter(Drafter):
 
     def reset(self) -> None:
         super().reset()
-        self._next = Continuations(self._shortest, self._levels)
+        self._next = Continuations(self._levels)
         self._alone = None if self._levels else self._next
 
     def _both(self) -> list[Continuations]:
@@ -76,7 +73,7 @@ class NgramDrafter(Drafter):
         if draw.settings.accept == "coupled":
             return self._next
         if self._alone is None:
-            self._alone = Continuations(self._shortest)
+            self._alone = Continuations()
             for token in self.context:
                 self._alone.append(token)
         return self._alone
