@@ -62,7 +62,7 @@ class Learning:
         self._files: dict[Level, NgramFile] = {}
         if not allowed(self._shelf):
             return
-        from localspec.ngrams.fingerprint import fingerprint
+        from localspec.vocabulary import fingerprint
 
         key = fingerprint(tokenizer)
         self._files = {"learned": self._shelf.file("learned", key, label), "seed": self._shelf.file("seed", key)}

@@ -402,6 +402,8 @@ GOOD = (
         (b'"rows": 0, ', b""),
         (b'"texts": 0', b'"texts": "many"'),
         (b'"created": 0', b'"created": 1.5'),
+        (b'"created": 0', b'"created": 253402300800'),
+        (b'"updated": 0', b'"updated": 253402300800'),
         (b"[2, 3, 4, 6]", b"[2, 3, 4]"),
         (b'"labels": []', b'"labels": [1]'),
         (b'"labels": []', b'"labels": null'),

@@ -20,8 +20,9 @@ from localspec.commands.progress import fetch
 
 if TYPE_CHECKING:
     from localspec.ngrams import Entry, NgramFile, Shelf
-    from localspec.ngrams.file import Lesson, Text
-    from localspec.ngrams.shelf import Level
+    from localspec.ngrams.file import Text
+    from localspec.ngrams.lessons import Lesson
+    from localspec.ngrams.shelf import Kept
 
 _BATCH = 200_000
 """Tokens that are counted and saved together: Ctrl-C loses no more, and a save costs up to a second."""
@@ -94,13 +95,13 @@ Examples:
 @click.option("--model", "-m", metavar="MODEL", help="Only what models with this one's tokenizer learned.")
 @click.option("--level", type=click.Choice(["learned", "seed"]), help="Only this: from answers, or from your texts.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
-def clear(model: str | None, level: Level | None, yes: bool) -> None:
+def clear(model: str | None, level: Kept | None, yes: bool) -> None:
     """Delete what is remembered."""
     from localspec.memory import format_bytes
-    from localspec.ngrams.shelf import LEVELS
+    from localspec.ngrams.shelf import BOTH
 
     shelf = _shelf()
-    levels = [level] if level is not None else list(LEVELS)
+    levels = [level] if level is not None else list(BOTH)
     entries = [entry for entry in shelf.entries() if entry.level in levels]
     fingerprint = None
     if model is not None:

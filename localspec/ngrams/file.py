@@ -25,6 +25,7 @@ from localspec.ngrams.format import (
     read,
     stamp_of,
 )
+from localspec.ngrams.lessons import Lesson
 from localspec.ngrams.lock import locked
 from localspec.ngrams.store import LONGEST, Keys, NgramStore, Tokens, contexts
 from localspec.paths import atomic_write_bytes
@@ -40,9 +41,6 @@ MOST_LABELS, MOST_DIGESTS, MOST_WAITING = 32, 4096, 64
 """The latest are kept: model names, texts that were taught, answers that could not be saved yet."""
 _BULK = 1 << 20
 """Pairs merged at once, so that memory is bounded whatever is taught."""
-
-Lesson = tuple[Sequence[int], int]
-"""Tokens, and where what is learned begins among them: what is before is context only."""
 
 
 class Info(NamedTuple):
