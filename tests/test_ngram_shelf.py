@@ -179,6 +179,19 @@ def test_clear_says_what_cannot_be_removed(folder: Path, monkeypatch: pytest.Mon
         made.clear()
 
 
+def test_a_folder_that_cannot_be_read_is_not_taken_for_an_empty_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Any) -> list[str]:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    made = filled(folder)
+    monkeypatch.setattr(os, "listdir", refuse)
+    for look in (made.entries, made.clear):
+        with pytest.raises(LocalspecError, match=r"ngrams cannot be read \(Permission denied\): make it yours"):
+            look()
+
+
 @pytest.mark.parametrize(("given", "bound"), [("1", 1), (" 4096 ", 4096), ("007", 7), ("", 64)])
 def test_the_bound_is_taken_from_the_environment(
     folder: Path, monkeypatch: pytest.MonkeyPatch, given: str, bound: int

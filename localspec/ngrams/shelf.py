@@ -89,11 +89,14 @@ class Shelf:
         return MOST_BYTES
 
     def entries(self) -> list[Entry]:
-        """Every file there is, those that cannot be used and those set aside included: `info.problem` says why."""
+        """Every file there is, those that cannot be used and those set aside included: `info.problem` says why.
+
+        Raises LocalspecError where the folder cannot be read.
+        """
         return [entry for _, entry in self._entries()]
 
     def clear(self, levels: Collection[Kept] = BOTH, fingerprint: str | None = None) -> list[Entry]:
-        """Remove the files of these levels, of one tokenizer or of all, and all that belongs to them.
+        """Remove the files of these levels, of one tokenizer or of all, and all that belongs to them or did.
 
         Returns what was removed. Raises LocalspecError at the first that cannot be.
         """
@@ -124,8 +127,12 @@ class Shelf:
     def _names(self) -> list[str]:
         try:
             return sorted(os.listdir(self.folder))
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
+        except OSError as error:
+            raise LocalspecError(
+                f"{self.folder} cannot be read ({error.strerror or error}): make it yours, and readable"
+            ) from None
 
     def _remove(self, path: Path) -> None:
         """Remove a file with all that belongs to it, the lock last, which is held meanwhile."""
