@@ -482,17 +482,25 @@ def test_the_chat_on_a_terminal_learns_unless_it_is_private(
 ) -> None:
     titles = []
 
-    def run_chat(open_conversation: Callable[[], Any], *, title: str, settings: dict[str, Any]) -> None:
-        titles.append(title)
+    def run_chat(
+        open_conversation: Callable[[], Any],
+        *,
+        title: str,
+        settings: dict[str, Any],
+        learns: bool,
+        at_end: Callable[[], None],
+    ) -> None:
+        titles.append((title, learns))
         open_conversation()
         scripted.loads[-1][1]["notify"]("something is amiss")
+        at_end()
 
     monkeypatch.setattr("localspec.tui.app.run_chat", run_chat)
     monkeypatch.setattr("localspec.commands.chat.fetch", lambda *names: None)
     monkeypatch.setattr("localspec.commands.chat.is_terminal", lambda stream: True)
     outcomes = [run("chat", "big"), run("chat", "big", "--private")]
     assert [keywords["learn"] for _, keywords in scripted.loads] == [True, False]
-    assert titles == ["big", "big · private"]
+    assert titles == [("big", True), ("big · private", False)]
     assert [outcome.stderr for outcome in outcomes] == ["localspec: something is amiss\n"] * 2
 
 
