@@ -161,7 +161,7 @@ class Engine:
         return learn if isinstance(learn, Learning) else Learning(self.tokenizer, label=self.name)
 
     def _learning_from(self, on_end: Callable[[Generation], None] | None) -> Callable[[Generation], None] | None:
-        """`on_end`, and then what the answer teaches: after its last token was delivered, so that nobody waits."""
+        """`on_end`, and then what the answer teaches: the text was delivered before, the call ends after the save."""
         learning = self._learning
         if learning is None:
             return on_end

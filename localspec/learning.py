@@ -10,6 +10,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from localspec.errors import LearningWarning, SettingsError
@@ -57,12 +58,12 @@ class Learning:
 
         Raises SettingsError for a $LOCALSPEC_NGRAMS that is neither on nor off.
         """
-        self._tell = say if say is not None else _warn
+        self._tell = _harmless(say if say is not None else _warn)
         self._shelf = shelf if shelf is not None else Shelf(say=self._tell)
         self._files: dict[Level, NgramFile] = {}
         if not allowed(self._shelf):
             return
-        from localspec.ngrams.fingerprint import fingerprint
+        from localspec.vocabulary import fingerprint
 
         key = fingerprint(tokenizer)
         self._files = {"learned": self._shelf.file("learned", key, label), "seed": self._shelf.file("seed", key)}
@@ -89,8 +90,8 @@ class Learning:
 
                 self._files["learned"].learn(lessons(prompt[-CONTEXT:], answer))
         except Exception as error:  # noqa: BLE001 - whatever it is: the answer is written, and stays as it is
-            del self._files["learned"]
-            self._tell(f"this session learns nothing: {_one_line(error)}")
+            if self._files.pop("learned", None) is not None:  # of several sessions that fail, one says so
+                self._tell(f"this session learns nothing: {_one_line(error)}")
 
 
 class _StoreOf:
@@ -107,5 +108,15 @@ def _one_line(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
+def _harmless(say: Callable[[str], None]) -> Callable[[str], None]:
+    """The same, but nothing comes of it where it fails, as a warning does that was made an error."""
+
+    def tell(line: str) -> None:
+        with suppress(Exception):
+            say(line)
+
+    return tell
+
+
 def _warn(line: str) -> None:
-    warnings.warn(line, LearningWarning, stacklevel=2)
+    warnings.warn(line, LearningWarning, stacklevel=3)

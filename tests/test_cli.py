@@ -346,7 +346,7 @@ def test_every_command_has_examples() -> None:
 def test_on_a_terminal_the_chat_opens(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[Any] = []
 
-    def run_chat(open_conversation: Callable[[], Any], *, title: str, settings: dict[str, Any]) -> None:
+    def run_chat(open_conversation: Callable[[], Any], *, title: str, settings: dict[str, Any], **more: Any) -> None:
         events.append((title, settings))
         assert not scripted.loads  # the app's own thread loads
         open_conversation()

@@ -19,6 +19,7 @@ from tiny_checkpoint import write_tiny_checkpoint
 
 from localspec.commands import cache
 from localspec.memory import format_bytes
+from localspec.models import catalogue
 from localspec.ngrams import NgramFile, Shelf
 from localspec.ngrams.store import ORDERS
 
@@ -213,6 +214,32 @@ def test_ctrl_c_keeps_what_was_learned(texts: Path, monkeypatch: pytest.MonkeyPa
     assert again.stdout.startswith("learned 2 texts, ")
 
 
+@pytest.mark.parametrize("saved", [False, True])
+def test_ctrl_c_in_the_middle_of_a_save_drops_nothing(
+    texts: Path, monkeypatch: pytest.MonkeyPatch, saved: bool
+) -> None:
+    for name in ("b", "c", "d"):
+        (texts / f"{name}.txt").write_text(f"the text of {name}")
+    teach, calls = NgramFile.teach, []
+
+    def interrupted(file: NgramFile, texts: Any) -> bool:
+        calls.append(len(texts))
+        if len(calls) > 1:
+            return teach(file, texts)
+        if saved:
+            teach(file, texts)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(NgramFile, "teach", interrupted)
+    monkeypatch.setattr(cache, "_BATCH", len(TEXT) + 1)
+    outcome = run("cache", "learn", str(texts))
+    assert outcome.exit_code == 130
+    size = len(TEXT) + len("the text of b")
+    assert calls == [2, 2]
+    assert outcome.stdout.startswith(f"learned 2 texts, {size} tokens, ")
+    assert (seed_file().info().texts, seed_file().info().tokens) == (2, size)
+
+
 def test_more_than_the_file_holds(texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCALSPEC_NGRAM_MB", "1")
     chance = random.Random(1)
@@ -374,6 +401,17 @@ def test_off_and_on(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "on or off, not 'nope'" in failed(run("cache", "show"), 2)
 
 
+def test_a_bad_switch_is_told_before_anything_is_done(
+    texts: Path, no_tokenizer: None, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("cache", "off")
+    monkeypatch.setenv("LOCALSPEC_NGRAMS", "nope")
+    for arguments in (["on"], ["learn", str(texts)]):
+        assert "on or off, not 'nope'" in failed(run("cache", *arguments), 2)
+    assert not Shelf().enabled
+    assert os.listdir(home / "ngrams") == ["off"]
+
+
 # -- clear -------------------------------------------------------------------------------------------------------------
 
 
@@ -442,8 +480,38 @@ def test_clear_by_a_model_that_is_here(home: Path, texts: Path, monkeypatch: pyt
     assert "localspec cache show" in failed(run("cache", "clear", "--yes", "--model", "nobody/nothing"))
 
 
+def test_clear_by_any_name_of_a_model_in_the_catalogue(home: Path, no_tokenizer: None) -> None:
+    fill("learned", "a" * 64, "qwen3-4b", list(range(30)))
+    hub_name = str(catalogue()["qwen3-4b"].hub)
+    assert run("cache", "clear", "--yes", "--model", hub_name).stdout.startswith("removed 1 file: ")
+    assert Shelf().entries() == []
+
+
+def test_clear_by_a_name_that_several_tokenizers_have(home: Path, texts: Path, no_tokenizer: None) -> None:
+    for name in ("a", "b"):
+        fill("learned", name * 64, "twin", list(range(30)))
+    line = failed(run("cache", "clear", "--yes", "--model", "twin"))
+    assert "files of 2 tokenizers (aaaaaaaaaaaa, bbbbbbbbbbbb): give the folder" in line
+    assert len(Shelf().entries()) == 2
+
+
+def test_clear_by_a_folder_takes_its_own_tokenizer(home: Path, texts: Path) -> None:
+    folder = write_tiny_checkpoint(home / "twin")
+    run("cache", "learn", str(texts), "--model", str(folder))
+    fill("learned", "a" * 64, "twin", list(range(30)))
+    assert run("cache", "clear", "--yes", "--model", str(folder)).stdout.startswith("removed 1 file: ")
+    assert [entry.fingerprint for entry in Shelf().entries()] == ["a" * 64]
+
+
 def test_clear_nothing_asks_nothing() -> None:
     assert run("cache", "clear").stdout == "nothing is remembered\n"
+
+
+def test_clear_removes_what_a_killed_process_left(home: Path) -> None:
+    (home / "ngrams").mkdir()
+    (home / "ngrams" / f".learned-{'a' * 64}.ngrams.x1y2").write_bytes(b"private")
+    assert run("cache", "clear").stdout == "nothing is remembered\n"
+    assert os.listdir(home / "ngrams") == []
 
 
 def test_wrong_usage() -> None:

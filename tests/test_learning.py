@@ -420,6 +420,33 @@ def test_a_fault_of_learning_is_one_line_and_no_traceback(monkeypatch: pytest.Mo
     assert len(calls) == 1
 
 
+def test_a_fault_that_cannot_be_told_disturbs_no_answer_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: NgramFile, lessons: object) -> bool:
+        raise ZeroDivisionError
+
+    plain = generate(engine(learn=False))
+    monkeypatch.setattr(NgramFile, "learn", fail)
+    maker = engine()
+    with warnings.catch_warnings(action="error"):
+        assert [generate(maker).ids for _ in range(2)] == [plain.ids] * 2
+
+
+def test_of_sessions_that_fail_at_the_same_time_one_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    learning = Learning(tiny_tokenizer(), say=said.append)
+
+    def fail(self: NgramFile, lessons: object) -> bool:
+        if not entered:
+            entered.append(True)
+            learning.take([1, 2], [3, 4, 5])  # another session's, meanwhile
+        raise ZeroDivisionError
+
+    entered: list[bool] = []
+    monkeypatch.setattr(NgramFile, "learn", fail)
+    learning.take([1, 2], [3, 4, 5])
+    assert said == ["this session learns nothing: ZeroDivisionError:"]
+
+
 # -- loading, and the chat ---------------------------------------------------------------------------------------------
 
 
@@ -455,17 +482,25 @@ def test_the_chat_on_a_terminal_learns_unless_it_is_private(
 ) -> None:
     titles = []
 
-    def run_chat(open_conversation: Callable[[], Any], *, title: str, settings: dict[str, Any]) -> None:
-        titles.append(title)
+    def run_chat(
+        open_conversation: Callable[[], Any],
+        *,
+        title: str,
+        settings: dict[str, Any],
+        learns: bool,
+        at_end: Callable[[], None],
+    ) -> None:
+        titles.append((title, learns))
         open_conversation()
         scripted.loads[-1][1]["notify"]("something is amiss")
+        at_end()
 
     monkeypatch.setattr("localspec.tui.app.run_chat", run_chat)
     monkeypatch.setattr("localspec.commands.chat.fetch", lambda *names: None)
     monkeypatch.setattr("localspec.commands.chat.is_terminal", lambda stream: True)
     outcomes = [run("chat", "big"), run("chat", "big", "--private")]
     assert [keywords["learn"] for _, keywords in scripted.loads] == [True, False]
-    assert titles == ["big", "big · private"]
+    assert titles == [("big", True), ("big · private", False)]
     assert [outcome.stderr for outcome in outcomes] == ["localspec: something is amiss\n"] * 2
 
 

@@ -278,7 +278,9 @@ def test_while_another_holds_the_lock_lessons_wait(setting: Setting) -> None:
             file.learn([([50, 60, 1_000 + i], 0)])
     assert file.learn([])
     assert file.store.matches([50, 60])[0].seen == MOST_WAITING
-    assert setting.lines == []
+    assert len(setting.lines) == 2  # one each time that it was held, whatever had to wait
+    for line in setting.lines:
+        assert "is held by another process): the next answer tries again; what was learned is not kept yet" in line
 
 
 def test_a_lock_that_was_removed_is_none(setting: Setting) -> None:
@@ -402,6 +404,8 @@ GOOD = (
         (b'"rows": 0, ', b""),
         (b'"texts": 0', b'"texts": "many"'),
         (b'"created": 0', b'"created": 1.5'),
+        (b'"created": 0', b'"created": 253402300800'),
+        (b'"updated": 0', b'"updated": 253402300800'),
         (b"[2, 3, 4, 6]", b"[2, 3, 4]"),
         (b'"labels": []', b'"labels": [1]'),
         (b'"labels": []', b'"labels": null'),
@@ -515,13 +519,16 @@ def test_a_full_disk_is_said_once_and_what_was_learned_comes_later(
         patch.setattr(os, "fsync", full)
         for _ in range(2):
             assert not file.learn([([1, 2, 3], 0)])
-    assert len(setting.lines) == 1
-    assert "No space left on device" in setting.lines[0]
+    saying = "cannot be saved (No space left on device): free some space; what was learned is not kept yet"
+    assert setting.lines == [f"{setting.path} {saying}"]
     assert setting.path.read_bytes() == whole
     assert file.store.matches([1, 2]) == [Found(2, 3, 3, 3)]
     assert file.learn([])
     assert setting.open().store.matches([1, 2]) == [Found(2, 3, 3, 3)]
     assert setting.names() == ["learned.ngrams", "learned.ngrams.lock"]
+    monkeypatch.setattr(os, "fsync", full)
+    assert not file.learn([([1, 2, 3], 0)])
+    assert len(setting.lines) == 2  # it is full again
 
 
 @pytest.mark.parametrize("call", ["open", "mkdir"])
@@ -539,7 +546,7 @@ def test_a_folder_that_cannot_be_written(setting: Setting, monkeypatch: pytest.M
         assert not file.learn([([1, 2, 3], 0)])
     assert file.store.matches([1, 2]) == [Found(2, 3, 2, 2)]
     assert len(setting.lines) == 1
-    assert "Permission denied" in setting.lines[0]
+    assert "(Permission denied): make it and its folder yours, and writable" in setting.lines[0]
 
 
 def test_a_file_that_cannot_be_read_is_not_replaced(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,17 +1,13 @@
-"""What an answer teaches, and whose ids they are."""
+"""What an answer teaches."""
 
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
-from checkpoints import save_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlx_lm.utils import load_tokenizer
 
-from localspec.ngrams.fingerprint import fingerprint
 from localspec.ngrams.lessons import LEAST, LONGEST_PERIOD, lessons, loops
 
 
@@ -87,36 +83,3 @@ def test_ordinary_repetition_stays() -> None:
     items = [token for i in range(12) for token in (5, 9, *prose(6, i), 13)]
     answer = [8, 8, *items, 3, 3, 3, 3]
     assert lessons([], answer) == [(answer, 0)]
-
-
-class Words:
-    """The part of a tokenizer that is looked at."""
-
-    def __init__(self, vocabulary: dict[str, int]) -> None:
-        self.vocabulary = vocabulary
-
-    def get_vocab(self) -> dict[str, int]:
-        return self.vocabulary
-
-
-def test_the_fingerprint_is_of_ids_and_strings() -> None:
-    base = fingerprint(Words({"a": 0, "b": 1}))
-    assert len(base) == 64
-    assert int(base, 16) >= 0
-    assert fingerprint(Words({"b": 1, "a": 0})) == base
-    others = [
-        Words({"a": 1, "b": 0}),
-        Words({"a": 0, "c": 1}),
-        Words({"a": 0, "b": 1, "c": 2}),
-        Words({"a": 0, "b": 2}),
-    ]
-    assert len({base, *map(fingerprint, others)}) == 5
-
-
-def test_the_fingerprint_of_a_real_tokenizer_sees_added_tokens(tmp_path: Path) -> None:
-    save_model(tmp_path / "a", seed=1)
-    save_model(tmp_path / "b", seed=2)
-    a, b = load_tokenizer(tmp_path / "a"), load_tokenizer(tmp_path / "b")
-    assert fingerprint(a) == fingerprint(b)
-    b.add_tokens(["<|new|>"])
-    assert fingerprint(a) != fingerprint(b)

@@ -33,7 +33,7 @@ def filled(folder: Path) -> Shelf:
 def test_the_package_is_light() -> None:
     assert "numpy" not in loaded_by("import localspec.ngrams")
     assert "numpy" in loaded_by("from localspec.ngrams import NgramStore")
-    assert not {"mlx", "mlx_lm", "textual"} & loaded_by("from localspec.ngrams import Shelf, lessons, fingerprint")
+    assert not {"mlx", "mlx_lm", "textual"} & loaded_by("from localspec.ngrams import Shelf, lessons")
 
 
 def test_unknown_names_are_attribute_errors() -> None:
@@ -99,7 +99,7 @@ def test_a_switch_that_cannot_be_turned(folder: Path) -> None:
         Shelf(folder).turn(True)
 
 
-def test_files_that_cannot_be_used_are_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_cannot_be_used_are_reported(folder: Path) -> None:
     made = filled(folder)
     (folder / f"learned-{A}.ngrams").write_bytes(b"rubbish")
     (folder / f"learned-{A}.ngrams.damaged").write_bytes(b"older rubbish")
@@ -177,6 +177,19 @@ def test_clear_says_what_cannot_be_removed(folder: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "unlink", refuse)
     with pytest.raises(LocalspecError, match=r"learned-a+.ngrams cannot be removed \(Permission denied\)"):
         made.clear()
+
+
+def test_a_folder_that_cannot_be_read_is_not_taken_for_an_empty_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Any) -> list[str]:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    made = filled(folder)
+    monkeypatch.setattr(os, "listdir", refuse)
+    for look in (made.entries, made.clear):
+        with pytest.raises(LocalspecError, match=r"ngrams cannot be read \(Permission denied\): make it yours"):
+            look()
 
 
 @pytest.mark.parametrize(("given", "bound"), [("1", 1), (" 4096 ", 4096), ("007", 7), ("", 64)])

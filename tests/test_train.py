@@ -15,7 +15,8 @@ import pytest
 from mlx_lm.models.cache import make_prompt_cache
 from tiny import chat_engine, tiny_llama
 
-from localspec.bench.workloads import AGENT_LOGS, WORKLOADS, read_workloads
+from localspec.bench.week import read_week
+from localspec.bench.workloads import AGENT_LOGS, MORE, WORKLOADS, read_workloads
 from localspec.engine import Engine
 from localspec.errors import LocalspecError
 from localspec.train import corpus
@@ -115,9 +116,8 @@ def word_runs(text: str, length: int = 5) -> set[tuple[str, ...]]:
 
 
 def test_no_written_request_shares_five_words_in_a_row_with_the_bench() -> None:
-    bench = [
-        prompt.text for name in (WORKLOADS, AGENT_LOGS) for kind in read_workloads(name) for prompt in kind.prompts
-    ]
+    kinds = [kind for name in (WORKLOADS, AGENT_LOGS, MORE) for kind in read_workloads(name)]
+    bench = [*(prompt.text for kind in kinds for prompt in kind.prompts), *(prompt.text for prompt in read_week())]
     seen = set().union(*map(word_runs, bench))
     assert word_runs("Write a Python function that counts vowels") & seen
     prompts = read_prompts()
@@ -184,6 +184,31 @@ def test_a_damaged_shard_is_named(tmp_path: Path) -> None:
         file.write_bytes(damaged)
         with pytest.raises(LocalspecError, match=r"batch-00001\.npz is not a batch of answers .* remove it"):
             shards.read(1)
+
+
+def test_any_flipped_bit_of_a_shard_is_noticed_or_makes_no_difference(tmp_path: Path) -> None:
+    shards = Shards(tmp_path)
+    shards.write(1, SAMPLES)
+    file = tmp_path / "batch-00001.npz"
+    whole = file.read_bytes()
+    lines: list[str] = []
+    for place in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << (0, 3, 7)[place % 3]
+        file.write_bytes(damaged)
+        try:
+            assert shards.read(1) == SAMPLES, place  # what a zip file says twice is read once
+        except LocalspecError as error:
+            lines.append(str(error))
+    assert len(lines) > len(whole) // 2
+    assert all(line.endswith("remove it to make it anew") for line in lines)
+
+
+def test_an_answer_of_no_ids_is_damage(tmp_path: Path) -> None:
+    shards = Shards(tmp_path)
+    shards.write(1, [*SAMPLES, Sample("task", (1,), (), 0.0, None)])
+    with pytest.raises(LocalspecError, match=r"not a batch of answers \(an answer of no ids\): remove it"):
+        shards.read(1)
 
 
 def run(engine: Engine, folder: Path, tokens: int, seed: int = 0) -> dict[str, bytes]:

@@ -30,6 +30,8 @@ def test_same_tokens_pass_and_share_a_fingerprint(tmp_path: Path) -> None:
     check_same_vocabulary(a, b)
     check_same_vocabulary(b, a)
     assert fingerprint(a) == fingerprint(b)
+    b.add_tokens(["<|new|>"])
+    assert fingerprint(a) != fingerprint(b)
 
 
 def test_real_tokenizers_with_two_tokens_swapped(tmp_path: Path) -> None:

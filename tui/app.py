@@ -41,6 +41,8 @@ FRAMES_PER_SECOND = 30
 TERMINAL_CHECK_S = 2.0
 PATIENCE_S = 1.0
 """How long to wait at the end for the decoding thread."""
+LEARNING_S = 5.0
+"""How much longer, where an answer is learned from: another process may hold the file for 2 s, and a save takes 1."""
 
 
 class ChatApp(App[None]):
@@ -318,11 +320,19 @@ def one_line(error: LocalspecError) -> str:
     return " ".join(printable(str(error)).split())
 
 
-def run_chat(open_conversation: Callable[[], ConversationLike], *, title: str, settings: dict[str, Any]) -> None:
+def run_chat(
+    open_conversation: Callable[[], ConversationLike],
+    *,
+    title: str,
+    settings: dict[str, Any],
+    learns: bool = False,
+    at_end: Callable[[], None] = lambda: None,
+) -> None:
     """Chat until the user leaves. Raises what `open_conversation` raised, once the user has seen it.
 
     `open_conversation` runs in the decoding thread, and so does everything it returns. When that thread is still in the
-    middle of something after a while, the process ends here, with status 0.
+    middle of something after a while, the process ends here, with status 0. learns: an answer's end saves something,
+    which is waited for longer. at_end: called when the terminal is the caller's again, whatever comes then.
     """
     app = ChatApp(open_conversation, title=title, settings=settings)
     try:
@@ -330,6 +340,9 @@ def run_chat(open_conversation: Callable[[], ConversationLike], *, title: str, s
     finally:
         app.worker.quit()
         ended = app.worker.join(PATIENCE_S)
+        if not ended and learns and app.worker.answering:
+            ended = app.worker.join(LEARNING_S)
+        at_end()
     if app.failure is not None:
         raise app.failure
     if not ended:

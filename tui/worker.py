@@ -106,6 +106,8 @@ class DecodingWorker:
         self._cancel = threading.Event()
         self._generation: GenerationLike | None = None
         self._quit = threading.Event()
+        self.answering = False
+        """Whether it is at an answer, and what is done at an answer's end included."""
         self._thread = threading.Thread(target=self._run, name="localspec-decoder", daemon=True)
 
     def start(self) -> None:
@@ -172,7 +174,9 @@ class DecodingWorker:
         while not self._quit.is_set():
             request = self._requests.get()
             if isinstance(request, _Send):
+                self.answering = True
                 self._answer(conversation, request)
+                self.answering = False
             elif isinstance(request, _Clear):
                 conversation.reset()
                 self._events.put(Cleared())

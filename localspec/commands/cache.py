@@ -20,9 +20,12 @@ from localspec.commands.progress import fetch
 
 if TYPE_CHECKING:
     from localspec.ngrams import Entry, NgramFile, Shelf
-    from localspec.ngrams.file import Lesson, Text
-    from localspec.ngrams.shelf import Level
+    from localspec.ngrams.file import Text
+    from localspec.ngrams.lessons import Lesson
+    from localspec.ngrams.shelf import Kept
 
+_SHORT = 12
+"""Digits of a fingerprint that tell it from the others."""
 _BATCH = 200_000
 """Tokens that are counted and saved together: Ctrl-C loses no more, and a save costs up to a second."""
 
@@ -40,8 +43,9 @@ Examples:
 def cache() -> None:
     """What is remembered to draft from: show it, clear it, teach it, turn it off.
 
-    What the chat answers is kept as n-grams, one file for each tokenizer, and guessed from in later chats. No answer
-    depends on it: the model checks each guess. `localspec chat --private` leaves one chat out.
+    What the chat answers is kept as n-grams, one file for each tokenizer, and guessed from in later chats. The model
+    checks each guess: answers are those of plain decoding, up to near-ties where passes of one and several tokens round
+    differently (docs/exactness.md). `localspec chat --private` leaves one chat out.
     """
 
 
@@ -94,19 +98,20 @@ Examples:
 @click.option("--model", "-m", metavar="MODEL", help="Only what models with this one's tokenizer learned.")
 @click.option("--level", type=click.Choice(["learned", "seed"]), help="Only this: from answers, or from your texts.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
-def clear(model: str | None, level: Level | None, yes: bool) -> None:
+def clear(model: str | None, level: Kept | None, yes: bool) -> None:
     """Delete what is remembered."""
     from localspec.memory import format_bytes
-    from localspec.ngrams.shelf import LEVELS
+    from localspec.ngrams.shelf import BOTH
 
     shelf = _shelf()
-    levels = [level] if level is not None else list(LEVELS)
+    levels = [level] if level is not None else list(BOTH)
     entries = [entry for entry in shelf.entries() if entry.level in levels]
     fingerprint = None
     if model is not None:
         fingerprint = _fingerprint_of(model, entries)
         entries = [entry for entry in entries if entry.fingerprint == fingerprint]
     if not entries:
+        shelf.clear(levels, fingerprint)  # what a process that was killed while it wrote has left
         print_line("nothing is remembered" + (f" for {model}" if model else "") + (f" as {level}" if level else ""))
         return
     if not yes:
@@ -133,8 +138,9 @@ def on() -> None:
     """Learn from answers again, and use what was learned."""
     from localspec.learning import switched_off
 
+    but = ", but not where LOCALSPEC_NGRAMS says off, as here" if switched_off() else ""
     _shelf().turn(True)
-    print_line("learning is on" + (", but not where LOCALSPEC_NGRAMS says off, as here" if switched_off() else ""))
+    print_line(f"learning is on{but}")
 
 
 @cache.command(
@@ -156,15 +162,17 @@ def learn(ctx: click.Context, /, paths: tuple[str, ...], model: str | None) -> N
     They are kept apart from what answers taught. A text that was taught before is left out.
     """
     from localspec.errors import LocalspecError
+    from localspec.learning import switched_off
     from localspec.ngrams import texts
     from localspec.vocabulary import fingerprint
 
+    amiss: list[str] = []
+    shelf = _shelf(amiss.append)
+    used = not switched_off() and shelf.enabled
     files, skipped = texts.find(Path(path).expanduser() for path in paths)
     if not files:
         raise LocalspecError(f"nothing to learn: no texts in {', '.join(paths)}{_reasons(skipped)}")
     tokenizer, label = _tokenizer(model or default_model())
-    amiss: list[str] = []
-    shelf = _shelf(amiss.append)
     lesson = _Lesson(tokenizer, shelf.file("seed", fingerprint(tokenizer), label), skipped)
     interrupted = False
     try:
@@ -178,8 +186,10 @@ def learn(ctx: click.Context, /, paths: tuple[str, ...], model: str | None) -> N
             say(line)
     if not lesson.texts and not skipped[_KNOWN] and not interrupted:
         raise LocalspecError(f"nothing to learn: no texts in {', '.join(paths)}")
-    for line in (*_full(lesson.file), *_unused(shelf)):
+    for line in _full(lesson.file):
         say(line)
+    if not used:
+        say("learning is off, so this is not used; to turn it on: localspec cache on")
     print_line(lesson.summary(label))
     if interrupted:
         ctx.exit(INTERRUPTED)
@@ -227,12 +237,10 @@ class _Lesson:
         """Save what waits. Raises LocalspecError where that fails; the file has said why."""
         from localspec.errors import LocalspecError
 
-        waiting, tokens = self._waiting, self._tokens
-        self._waiting, self._tokens = [], 0
-        # An interrupt may have left the file with what it was given: it is asked even where nothing waits here.
-        if not self.file.teach(waiting):
+        # An interrupt may leave the file with what it was given, or without: it is given once more, and knows digests.
+        if not self.file.teach(self._waiting):
             raise LocalspecError(f"{self.file.path} could not be saved: try again, with the same texts")
-        self.tokens += tokens
+        self.tokens, self._waiting, self._tokens = self.tokens + self._tokens, [], 0
 
     def summary(self, label: str) -> str:
         """What came of it."""
@@ -269,8 +277,8 @@ class _Lesson:
             tail = [*tail, *ids][-LONGEST:]
             read += len(piece)
             advance(len(piece))
+        self.texts += 1  # before it is saved, which an interrupt leaves to `save`
         self._add(Text(part, digest), size)
-        self.texts += 1
         return read
 
     def _add(self, text: Text, tokens: int) -> None:
@@ -287,12 +295,6 @@ def _full(file: NgramFile) -> list[str]:
     if file.info().bytes < file.most_bytes * KEPT * _NEARLY:
         return []
     return [f"the file is full ({_mib(file.most_bytes)}): what is rare is left out; {BOUND} sets another bound"]
-
-
-def _unused(shelf: Shelf) -> list[str]:
-    from localspec.learning import allowed
-
-    return [] if allowed(shelf) else ["learning is off, so this is not used; to turn it on: localspec cache on"]
 
 
 def _shelf(note: Callable[[str], None] = say) -> Shelf:
@@ -314,13 +316,23 @@ def _fingerprint_of(model: str, entries: Iterable[Entry]) -> str:
     """Of the tokenizer of a model that taught one of these files, or that is on this machine."""
     from localspec import hub
     from localspec.errors import LocalspecError
+    from localspec.loading import label
     from localspec.vocabulary import fingerprint
 
-    for entry in entries:
-        if model in entry.info.labels:
-            return entry.fingerprint
-    if not Path(model).expanduser().is_dir() and hub.find(model) is None:
-        raise LocalspecError(f"no model {model} is here, nor has one taught any file; localspec cache show lists them")
+    if not Path(model).expanduser().is_dir():  # of a folder's name there may be others
+        called = label(model, Path(model))
+        found = sorted({entry.fingerprint for entry in entries if called in entry.info.labels})
+        if len(found) > 1:
+            names = ", ".join(one[:_SHORT] for one in found)
+            raise LocalspecError(
+                f"{called} has taught files of {len(found)} tokenizers ({names}): give the folder of the model you mean"
+            )
+        if found:
+            return found[0]
+        if hub.find(model) is None:
+            raise LocalspecError(
+                f"no model {model} is here, nor has one taught any file; localspec cache show lists them"
+            )
     return fingerprint(_tokenizer(model)[0])
 
 

@@ -84,9 +84,10 @@ def chat(
 
     On a terminal this opens the chat. With -p, or with a prompt piped in, it prints the answer and exits.
 
-    What it answers is remembered as n-grams, on this machine only, and guessed from in later chats; that changes no
-    answer. --private leaves both out, `localspec cache off` for good. Under --accept rejection and block, where answers
-    depend on the guesses, n-grams come from the chat itself alone.
+    What it answers is remembered as n-grams, on this machine only, and guessed from in later chats. Answers stay those
+    of plain decoding, up to near-ties where passes of one and several tokens round differently; --verbose says whether
+    they do here. --private leaves both out, `localspec cache off` for good. Under --accept rejection and block, where
+    answers depend on the guesses, n-grams come from the chat itself alone.
     """
     settings = {name: value for name, value in sampling.items() if value is not None and value != ()}
     settings |= {"max_tokens": max_tokens or 1024, "speculate": not no_speculation}
@@ -114,12 +115,13 @@ def chat(
             )
             return engine.conversation(system)
 
-        the_process(ctx).release_interrupts()
-        try:
-            run_chat(open_conversation, title=f"{name} · private" if private else name, settings=settings)
-        finally:
+        def tell() -> None:
             for note in dict.fromkeys(notes):
                 say(note)
+
+        the_process(ctx).release_interrupts()
+        title = f"{name} · private" if private else name
+        run_chat(open_conversation, title=title, settings=settings, learns=not private, at_end=tell)
         return
     engine = loading(name, draft=draft, dtype=dtype, kernels=kernels, learn=not private)
     conversation = engine.conversation(system)

@@ -5,6 +5,7 @@ Whatever is wrong with the disk is said in one line, once, and counts go on in m
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -25,6 +26,7 @@ from localspec.ngrams.format import (
     read,
     stamp_of,
 )
+from localspec.ngrams.lessons import Lesson
 from localspec.ngrams.lock import locked
 from localspec.ngrams.store import LONGEST, Keys, NgramStore, Tokens, contexts
 from localspec.paths import atomic_write_bytes
@@ -40,9 +42,6 @@ MOST_LABELS, MOST_DIGESTS, MOST_WAITING = 32, 4096, 64
 """The latest are kept: model names, texts that were taught, answers that could not be saved yet."""
 _BULK = 1 << 20
 """Pairs merged at once, so that memory is bounded whatever is taught."""
-
-Lesson = tuple[Sequence[int], int]
-"""Tokens, and where what is learned begins among them: what is before is context only."""
 
 
 class Info(NamedTuple):
@@ -166,12 +165,8 @@ class NgramFile:
                 with locked(lock_of(self.path), PATIENCE):
                     self._refresh()
                     return self._save()
-            except TimeoutError:
-                pass  # whoever holds the lock is at work: next time
             except OSError as error:
-                self._complain(
-                    error, "cannot be kept", "make it yours, and writable; until then what is learned is lost"
-                )
+                self._complain(error, "cannot be saved", "what was learned is not kept yet")
             self._store.adopt(self._taught().columns)
             return False
 
@@ -186,9 +181,9 @@ class NgramFile:
                 with locked(lock_of(self.path), PATIENCE):
                     self._refresh()  # another process may have mended it
             except OSError as error:
-                self._complain(error, "is damaged and cannot be set aside", "remove it")
+                self._complain(error, "is damaged and cannot be set aside")
         except OSError as error:
-            self._complain(error, "cannot be read", "make it yours again, or remove it")
+            self._complain(error, "cannot be read")
         self._store.adopt(self._saved.columns)
         self._opened = True
 
@@ -228,6 +223,7 @@ class NgramFile:
         atomic_write_bytes(self.path, encode(content))
         # In this order an interrupt in between has the file read again, and nothing lost.
         self._saved, self._waiting = content, []
+        self._complained = False
         self._stamp = stamp_of(os.stat(self.path, follow_symlinks=False))
         return True
 
@@ -252,11 +248,22 @@ class NgramFile:
         store.shrink(bound)  # the bound may be another one than last time
         return content._replace(columns=store.to_arrays())
 
-    def _complain(self, error: OSError, what: str, remedy: str) -> None:
-        """Say what the disk does not do; once, as the next answer would have the same to say."""
+    def _complain(self, error: OSError, what: str, state: str = "") -> None:
+        """Say what the disk does not do; once until it does, as the next answer would have the same to say."""
         if not self._complained:
             self._complained = True
-            self._say(f"{self.path} {what} ({error.strerror or error}): {remedy}")
+            self._say(f"{self.path} {what} ({error.strerror or error}): {_remedy(error)}{state and f'; {state}'}")
+
+
+def _remedy(error: OSError) -> str:
+    """What to do about it."""
+    if isinstance(error, TimeoutError):
+        return "the next answer tries again"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "free some space"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "make it and its folder yours, and writable"
+    return "move away what is there, or see to the disk"
 
 
 def _in_bulk(texts: Sequence[Text]) -> Iterator[tuple[Keys, Tokens]]:

@@ -27,6 +27,8 @@ from localspec.ngrams.store import ORDERS, ROW_BYTES, Columns, NgramStore
 
 MAGIC = b"LSNGRAM\n"
 VERSION = 1
+MOST_TIME = 253_402_300_799
+"""Seconds since 1970: the last second of the year 9999, behind which no calendar goes."""
 MOST_HEADER = 4 << 20
 """Bytes; a longer one is not ours."""
 
@@ -178,6 +180,8 @@ def _content(fields: dict[str, Any], columns: Columns) -> Content:
             raise DamagedFileError("its contexts have other lengths")
         numbers = [fields[name] for name in ("texts", "tokens", "created", "updated")]
         texts, tokens, created, updated = (number for number in numbers if type(number) is int and number >= 0)
+        if max(created, updated) > MOST_TIME:
+            raise DamagedFileError("its times are wrong")
         labels, digests = (tuple(fields[name]) for name in ("labels", "digests"))
         words = (fields["fingerprint"], *labels, *digests)
     except (KeyError, TypeError, ValueError):

@@ -18,7 +18,7 @@ LONGEST_PERIOD = 128
 LEAST = 24
 """Tokens of repetition, beyond the first period, that are a loop; two more periods where these are longer."""
 
-Lesson = tuple[list[int], int]
+Lesson = tuple[Sequence[int], int]
 """Tokens, and where what was written begins among them: what is before is context only."""
 
 

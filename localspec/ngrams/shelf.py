@@ -17,9 +17,9 @@ from localspec.ngrams.format import DamagedFileError, NewerFileError, read
 from localspec.ngrams.lock import locked
 from localspec.paths import atomic_write_text, cache_dir
 
-Level = Literal["learned", "seed"]
+Kept = Literal["learned", "seed"]
 """learned: what was written in earlier sessions; seed: what the user's own texts taught."""
-LEVELS: tuple[Level, ...] = get_args(Level)
+BOTH: tuple[Kept, ...] = get_args(Kept)
 BOUND = "LOCALSPEC_NGRAM_MB"
 """Environment variable: bound of each file, in MB of 2^20 bytes."""
 MOST_MB = 4096
@@ -33,7 +33,7 @@ _OFF = "off"
 class Entry(NamedTuple):
     """A file of the folder."""
 
-    level: Level
+    level: Kept
     fingerprint: str
     info: Info
 
@@ -66,7 +66,7 @@ class Shelf:
                 "yours, and writable"
             ) from None
 
-    def file(self, level: Level, fingerprint: str, label: str = "") -> NgramFile:
+    def file(self, level: Kept, fingerprint: str, label: str = "") -> NgramFile:
         """The file of one tokenizer, there or not.
 
         fingerprint: lower-case letters and digits; else ValueError. label: the model's name.
@@ -89,11 +89,14 @@ class Shelf:
         return MOST_BYTES
 
     def entries(self) -> list[Entry]:
-        """Every file there is, those that cannot be used and those set aside included: `info.problem` says why."""
+        """Every file there is, those that cannot be used and those set aside included: `info.problem` says why.
+
+        Raises LocalspecError where the folder cannot be read.
+        """
         return [entry for _, entry in self._entries()]
 
-    def clear(self, levels: Collection[Level] = LEVELS, fingerprint: str | None = None) -> list[Entry]:
-        """Remove the files of these levels, of one tokenizer or of all, and all that belongs to them.
+    def clear(self, levels: Collection[Kept] = BOTH, fingerprint: str | None = None) -> list[Entry]:
+        """Remove the files of these levels, of one tokenizer or of all, and all that belongs to them or did.
 
         Returns what was removed. Raises LocalspecError at the first that cannot be.
         """
@@ -116,7 +119,7 @@ class Shelf:
     def _entries(self) -> list[tuple[Path, Entry]]:
         found = []
         for parts in filter(None, map(_NAME.fullmatch, self._names())):
-            level: Level = "seed" if parts[1] == "seed" else "learned"
+            level: Kept = "seed" if parts[1] == "seed" else "learned"
             path = self.folder / parts[0]
             found.append((path, Entry(level, parts[2], _info(path, parts[2], aside=bool(parts[3])))))
         return found
@@ -124,8 +127,12 @@ class Shelf:
     def _names(self) -> list[str]:
         try:
             return sorted(os.listdir(self.folder))
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
+        except OSError as error:
+            raise LocalspecError(
+                f"{self.folder} cannot be read ({error.strerror or error}): make it yours, and readable"
+            ) from None
 
     def _remove(self, path: Path) -> None:
         """Remove a file with all that belongs to it, the lock last, which is held meanwhile."""

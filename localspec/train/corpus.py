@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from localspec.engine import Engine
     from localspec.train.shards import Sample
 
-_VERSION = 1
+_VERSION = 2
+"""Of what a recipe makes, the written requests included: batches of two versions do not mix."""
 _TEMPERATURE, _TOP_P = 0.8, 0.95
 """Of the answers that are not greedy."""
 

@@ -6,6 +6,7 @@ import io
 import json
 import re
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from localspec.paths import atomic_write_bytes, atomic_write_text
 _RECIPE = "recipe.json"
 _NAME = re.compile(r"batch-(\d{5})\.npz")
 _MODE = 0o644
+# RuntimeError: flipped bits ask zipfile for a password, or for a method of compression that it lacks.
+_DAMAGE = (OSError, ValueError, TypeError, LookupError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,7 @@ class Sample:
     prompt: tuple[int, ...]
     """With the chat template around it, up to where the answer begins."""
     answer: tuple[int, ...]
-    """With its end token, where it has one."""
+    """With its end token, where it has one; one id at least."""
     temperature: float
     loop: int | None
     """Where endless repetition begins in the answer, its first piece left out; None where it does not end in any."""
@@ -82,13 +85,15 @@ class Shards:
                 found = {name: data[name] for name in data.files}
             prompts = _cut(found["prompts"], found["prompt_lengths"])
             answers = _cut(found["answers"], found["answer_lengths"])
+            if not all(answers):
+                raise ValueError("an answer of no ids")
             return [
                 Sample(str(kind), prompt, answer, float(temperature), None if loop < 0 else int(loop))
                 for kind, prompt, answer, temperature, loop in zip(
                     found["kind"], prompts, answers, found["temperature"], found["loop"], strict=True
                 )
             ]
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        except _DAMAGE as error:
             raise LocalspecError(f"{place} is not a batch of answers ({error}): remove it to make it anew") from error
 
     def samples(self) -> Iterator[Sample]:

@@ -217,6 +217,13 @@ def test_quitting_during_a_load_does_not_wait_for_it() -> None:
     assert not app.worker.join(0)
 
 
+def run_program(program: str) -> subprocess.CompletedProcess[str]:
+    here = Path(__file__).parent
+    return subprocess.run(
+        [sys.executable, "-c", program], cwd=here, timeout=60, capture_output=True, text=True, check=False
+    )
+
+
 def test_a_process_ends_though_its_load_never_does() -> None:
     program = textwrap.dedent("""
         from localspec.tui import app
@@ -226,13 +233,75 @@ def test_a_process_ends_though_its_load_never_does() -> None:
         leave = lambda pilot: pilot.press("ctrl+q")
         app.ChatApp.run = lambda self: run(self, headless=True, auto_pilot=leave)
         app.PATIENCE_S = 0.1
-        app.run_chat(wait_forever, title="endless", settings={})
+        app.LEARNING_S = 3600
+        app.run_chat(wait_forever, title="endless", settings={}, learns=True, at_end=lambda: print("amiss", end=""))
     """)
-    here = Path(__file__).parent
-    ended = subprocess.run(
-        [sys.executable, "-c", program], cwd=here, timeout=60, capture_output=True, text=True, check=False
-    )
+    ended = run_program(program)
     assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == "amiss"
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_what_an_answer_teaches_is_saved_before_the_process_ends(learns: bool, tmp_path: Path) -> None:
+    # Another process holds the file; here it lets go once the app has left the screen, and never where nobody waits.
+    program = textwrap.dedent(f"""
+        import threading
+        from pathlib import Path
+        from driving import say, until
+        from localspec.ngrams.file import NgramFile, lock_of
+        from localspec.ngrams import file as file_module
+        from localspec.ngrams.lock import locked
+        from localspec.tui import app
+        from scripted import ScriptedConversation, ScriptedGeneration, record
+
+        path, tries = Path({str(tmp_path)!r}) / "learned.ngrams", threading.Semaphore(0)
+        file_module.PATIENCE = 3600
+        kept = NgramFile(path, "f" * 64)
+        go = threading.Event()
+
+        def close(generation):
+            tries.release()
+            kept.learn([([1, 2, 3], 0)])
+            print("saved", flush=True)
+
+        async def leave(pilot):
+            await until(pilot, lambda: pilot.app.conversation is not None)
+            await say(pilot, pilot.app, "Hi")
+            await until(pilot, lambda: bool(conversation.generations))
+            gate.release()
+            await until(pilot, lambda: bool(pilot.app.transcript.tokens))
+            await pilot.press("ctrl+q")
+            gate.release()
+            tries.acquire()  # it learns
+
+        def at_lock():
+            with locked(lock_of(path), 0):
+                held.set()
+                go.wait()
+
+        ScriptedGeneration.close = close
+        run = app.ChatApp.run
+        join = app.DecodingWorker.join
+
+        def joined(worker, timeout):
+            if timeout == app.LEARNING_S:
+                go.set()
+            return join(worker, timeout)
+
+        app.DecodingWorker.join = joined
+        app.ChatApp.run = lambda self: run(self, headless=True, auto_pilot=leave)
+        app.PATIENCE_S, app.LEARNING_S = 0.1, 3600
+        gate, held = threading.Semaphore(0), threading.Event()
+        threading.Thread(target=at_lock, daemon=True).start()
+        held.wait()
+        conversation = ScriptedConversation([record("a", "b")], gate=gate)
+        app.run_chat(lambda: conversation, title="t", settings={{}}, learns={learns}, at_end=lambda: print("end"))
+    """)
+    ended = run_program(program)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == ("saved\nend\n" if learns else "end\n")
+    left = {file.name for file in tmp_path.iterdir()}
+    assert left == {"learned.ngrams.lock", *(["learned.ngrams"] if learns else [])}
 
 
 def test_enter_sends_and_other_keys_make_lines() -> None:
