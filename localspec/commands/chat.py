@@ -115,13 +115,13 @@ def chat(
             )
             return engine.conversation(system)
 
-        def tell() -> None:
+        def tell_notes() -> None:
             for note in dict.fromkeys(notes):
                 say(note)
 
         the_process(ctx).release_interrupts()
         title = f"{name} · private" if private else name
-        run_chat(open_conversation, title=title, settings=settings, learns=not private, at_end=tell)
+        run_chat(open_conversation, title=title, settings=settings, learns=not private, at_end=tell_notes)
         return
     engine = loading(name, draft=draft, dtype=dtype, kernels=kernels, learn=not private)
     conversation = engine.conversation(system)
