@@ -20,6 +20,8 @@ MOST = 12
 """Longest draft that is considered."""
 REPRODUCIBLE = 4
 """Fixed length where ids depend on lengths (rejection and block acceptance): a clock must not decide them."""
+QUIET = 2
+"""Rounds without a proposal after which plain decoding runs ahead, as if nothing drafted."""
 _SAMPLES = 15
 """Recent passes of a width that its cost is the median of."""
 _PLAIN_SAMPLES, _PLAIN_EVERY = 3, 128
@@ -138,6 +140,8 @@ class Controller:
         """Recent seconds per drafted token, per drafter."""
         self._since_plain = 0
         """Rounds that drafted since the last plain one."""
+        self._alone: deque[float] = deque(maxlen=_SAMPLES)
+        """Recent seconds of plain passes that nothing was launched behind."""
         self._declined: dict[str, int] = {}
         self._waits: dict[str, int] = {}
         self.row_class: RowClass | None = None
@@ -152,7 +156,7 @@ class Controller:
             return max(limit, 0)
         if self.costs.seen(self.width(1)) < _PLAIN_SAMPLES or self._since_plain >= _PLAIN_EVERY:
             return 0
-        return self._best(drafter.name, limit) or self._probe(drafter.name, peek)
+        return self._best(drafter.name, limit, running=peek) or self._probe(drafter.name, peek)
 
     def after(self, proposal: Proposal, fixed: int | Literal["auto"], *, peek: bool = False) -> Proposal | None:
         """The proposal of a free drafter cut to what its evidence is worth; None when plain decoding is worth more.
@@ -161,7 +165,7 @@ class Controller:
         """
         if fixed != "auto":
             return proposal
-        best = self._best(proposal.source, len(proposal.tokens), proposal.confidence)
+        best = self._best(proposal.source, len(proposal.tokens), proposal.confidence, running=peek)
         if best == 0:
             self.acceptance.fade(proposal)
             best = self._probe(proposal.source, peek)
@@ -190,10 +194,15 @@ class Controller:
         self.costs.observe(self.width(drafted + 1), verify_s)
         self._draft_costs.setdefault(proposal.source, deque(maxlen=_SAMPLES)).append(draft_s / drafted)
 
-    def learn_plain(self, seconds: float) -> None:
-        """Book a pass without drafts."""
+    def learn_plain(self, seconds: float, *, ahead: bool = True) -> None:
+        """Book a pass without drafts; `ahead`: whether the next one was launched before this one was read."""
         self._since_plain = 0
-        self.costs.observe(self.width(1), seconds)
+        if ahead:
+            self.costs.observe(self.width(1), seconds)
+        else:
+            self._alone.append(seconds)
+            if not self.costs.seen(self.width(1)):
+                self.costs.observe(self.width(1), seconds)  # better than nothing
 
     def width(self, rows: int) -> int:
         """The rows that a pass really has, fillers included."""
@@ -203,17 +212,24 @@ class Controller:
         # Wide passes may cost many times a narrow one here: each width is tried after half of it was measured.
         return max(2 * self.costs.known() - 1, 1)
 
-    def _best(self, drafter: str, limit: int, confidence: Sequence[float] | None = None) -> int:
+    def _best(
+        self, drafter: str, limit: int, confidence: Sequence[float] | None = None, *, running: bool = False
+    ) -> int:
+        """The length with the largest value, 0 for none. `running`: whether plain decoding runs ahead now."""
         plain = self.width(1)
         one = self.costs.of(plain)
         costs = self._draft_costs.get(drafter)
         draft = median(costs) / one if one and costs else 0.0
+        # A pass that nothing follows at once costs more. Who drafts while plain decoding runs ahead pays for the passes
+        # until it does again; else the pass in place of the draft would be such a one.
+        alone = median(self._alone) / one - 1.0 if one and self._alone else 0.0
+        stall = max(alone, 0.0) * (QUIET if running else -1)
         best, best_value = 0, 1.0
         expected, chance = 1.0, 1.0
         for n in range(1, limit + 1):
             chance *= self.acceptance.estimate(drafter, n - 1, None if confidence is None else confidence[n - 1])
             expected += chance
-            value = expected / (self.costs.relative(self.width(n + 1), plain) + n * draft)
+            value = expected / (self.costs.relative(self.width(n + 1), plain) + n * draft + stall)
             if value > best_value:
                 best, best_value = n, value
         if best:

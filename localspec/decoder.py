@@ -13,7 +13,7 @@ from typing import Literal
 
 import mlx.core as mx
 
-from localspec.controller import REPRODUCIBLE, Controller
+from localspec.controller import QUIET, REPRODUCIBLE, Controller
 from localspec.drafters.forced import ForcedDrafter
 from localspec.drafters.protocol import Draw, Proposal
 from localspec.judge import Chosen, Judge, Step
@@ -28,9 +28,6 @@ from localspec.text import TextStream
 from localspec.tokens import Round, Token
 
 FinishReason = Literal["stop", "length"]
-
-_QUIET = 2
-"""Rounds without a proposal after which plain decoding runs ahead, as if nothing drafted."""
 
 
 class Decoder:
@@ -115,7 +112,7 @@ class Decoder:
             self._stats.verify_s += seconds
             if was_ahead == runs_ahead:
                 # Else the time is that of two passes begun, or of what was left of one.
-                self._controller.learn_plain(seconds)
+                self._controller.learn_plain(seconds, ahead=was_ahead)
             yield from self._emit([chosen], None, 0, in_flight=ahead is not None)
             step = ahead
 
@@ -123,7 +120,7 @@ class Decoder:
         """Whether to launch the next pass before this one is read. What a grammar allows there is not known yet."""
         if self._matcher is not None or self._room() <= 1:
             return False
-        return not self._drafters or (quiet >= _QUIET and not self._would_propose())
+        return not self._drafters or (quiet >= QUIET and not self._would_propose())
 
     # Propose
 

@@ -172,6 +172,20 @@ def test_without_a_prediction_acceptance_is_by_position() -> None:
     assert after[2:] == first[2:]
 
 
+@pytest.mark.parametrize("alone", [1.0, 1.02, 1.1])
+def test_interrupting_plain_decoding_has_its_price(alone: float) -> None:
+    """A draft that hardly pays is taken where the pass is alone anyway, and not what plain decoding is stopped for."""
+    controller = _taught(0.11)
+    for _ in range(5):
+        controller.learn_plain(1.0)
+        controller.learn_plain(alone, ahead=False)
+    hardly = _offer(1, 0.14)
+    assert controller.after(hardly, "auto") is not None
+    assert (controller.after(hardly, "auto", peek=True) is not None) == (alone < 1.02)
+    # What pays well is drafted at that price too.
+    assert _taught(0.9).after(_offer(), "auto", peek=True) is not None
+
+
 def test_what_was_declined_is_tried_again() -> None:
     controller = _taught(0.0)
     assert any(controller.after(_offer(), "auto") is not None for _ in range(2000))
