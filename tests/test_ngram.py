@@ -19,6 +19,7 @@ from localspec.drafters.evidence import DOUBT, NAMES, UNSEEN, chance
 from localspec.drafters.ngram import LEAST
 from localspec.drafters.protocol import Draw
 from localspec.ngrams import store
+from localspec.ngrams.store import NgramStore, contexts
 from localspec.noise import Noise
 from localspec.settings import Settings
 
@@ -169,6 +170,21 @@ def test_what_is_said_of_a_token_is_counted_in_the_context(context: list[int]) -
         assert seen.get("context: all places agree", 0) == agreed
 
 
+@given(st.lists(st.integers(0, 3), min_size=2, max_size=40))
+def test_chances_are_those_of_what_is_known(context: list[int]) -> None:
+    """The drafter weighs as it goes; `evidence.chance` says what it must come to."""
+    known = NgramStore()
+    known.merge(*contexts([1, 2, 3, 0, 1, 2, 2, 1, 0, 3, 3, 1], 0), day=1)
+    for levels in ((), (("learned", lambda: known),)):
+        following = Continuations(levels)
+        for token in context:
+            following.append(token)
+        found = following.candidates()
+        assert [step[:2] for step in following.steps(following.now())] == [one[:2] for one in found]
+        for of, _, seen in found:
+            assert of == pytest.approx(chance(seen))
+
+
 def test_the_place_at_the_end_of_the_context_has_no_follower_yet() -> None:
     chance = (1 + DOUBT * UNSEEN) / (1 + DOUBT)
     assert _known([1, 2, 3, 1]) == {
@@ -224,7 +240,7 @@ def test_a_draft_judges_the_place_as_the_text_will_once_it_went_that_way() -> No
     at = drafter._next.now()
     assert at[2] == -1
     for token in passage[2:9]:
-        ((_, found, _, at, _),) = drafter._next.steps(at)
+        ((_, found, _, at),) = drafter._next.steps(at)
         assert found == token
         drafter.commit([token])
         assert at[2:4] == pytest.approx(drafter._next.now()[2:4])

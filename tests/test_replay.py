@@ -30,7 +30,7 @@ from localspec.bench.replays.own import Localspec, worthwhile
 from localspec.bench.replays.sessions import LlamaCppSessions, OwnSessions, Sessions, SuffixSessions
 from localspec.bench.streams import RECORDED, WEEK, Recording, Stream, read_recording, write_recording
 from localspec.bench.week import read_week
-from localspec.drafters import NgramDrafter, evidence
+from localspec.drafters import NgramDrafter, continuations
 from localspec.drafters.evidence import NAMES, WEIGHTS
 from localspec.errors import LocalspecError
 
@@ -228,7 +228,7 @@ def test_the_shipped_weights_serve_the_half_that_they_were_not_fitted_to() -> No
 def test_wrong_weights_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     streams = read_recording().only("test").streams[::3]
     for shift in (-1.5, 1.5):
-        monkeypatch.setattr(evidence.chance, "__defaults__", ((WEIGHTS[0] + shift, *WEIGHTS[1:]),))
+        monkeypatch.setattr(continuations, "_ONE", WEIGHTS[0] + shift)
         assert reliability(streams).error > 0.08
 
 

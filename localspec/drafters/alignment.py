@@ -36,9 +36,9 @@ def new_rate(matched: int) -> float:
     return 1 - (1 - _START) * _MEMORY**matched
 
 
-def right_again(rate: float) -> float:
-    """The rate once the place was right about one more token."""
-    return rate * _MEMORY + (1 - _MEMORY)
+def again(rate: float, right: bool) -> float:
+    """The rate after one more token."""
+    return rate * _MEMORY + (1 - _MEMORY) if right else rate * _MEMORY
 
 
 class Alignment(NamedTuple):
@@ -59,11 +59,11 @@ class Alignment(NamedTuple):
         place, rate, run = self
         if place >= 0:
             if text[place] == token:
-                place, rate, run = place + 1, right_again(rate), run + 1
+                place, rate, run = place + 1, again(rate, True), run + 1
             else:
                 # Something was put in: what was expected may come yet. Or one token was replaced, which shows when the
                 # one behind it comes.
-                rate, run = rate * _MEMORY, 0
+                rate, run = again(rate, False), 0
                 if text[place + 1] == token and place + 2 < len(text):
                     place += 2
             if rate < _LEAST:

@@ -41,9 +41,10 @@ class SuffixAutomaton:
         """The latest of these places: tokens up to the end of the substring."""
         self.favourite = array("i", [_NOTHING])
         """The token that followed most often, the latest of equals; -1 before any did."""
-        self._token = array("i", [_NOTHING])
-        """The token of a state's only transition, or whether it has none or several."""
-        self._target = array("i", [0])
+        self.only = array("i", [_NOTHING])
+        """The token of a state's only transition; -1 where it has none, -2 where it has several."""
+        self.target = array("i", [0])
+        """Where that transition leads."""
         self._targets: dict[int, dict[int, int]] = {}
         """Token to state, of states with several transitions."""
         self._undo: deque[list[tuple[Any, int, Any]]] = deque(maxlen=UNDOABLE)
@@ -64,28 +65,28 @@ class SuffixAutomaton:
 
     def step(self, state: int, token: int) -> int:
         """The state behind `token`; -1 where it never followed."""
-        only = self._token[state]
+        only = self.only[state]
         if only == token:
-            return self._target[state]
+            return self.target[state]
         if only == _SEVERAL:
             return self._targets[state].get(token, -1)
         return -1
 
     def followers(self, state: int) -> Iterable[tuple[int, int]]:
         """(token, state behind it) of all that ever followed."""
-        only = self._token[state]
+        only = self.only[state]
         if only == _SEVERAL:
             return self._targets[state].items()
-        return () if only == _NOTHING else ((only, self._target[state]),)
+        return () if only == _NOTHING else ((only, self.target[state]),)
 
     def branches(self, state: int) -> bool:
         """Whether more than one token ever followed."""
-        return self._token[state] == _SEVERAL
+        return self.only[state] == _SEVERAL
 
     def append(self, token: int) -> None:
         """Append one token."""
         length, link, count, last = self.length, self.link, self.count, self.last
-        only, target = self._token, self._target
+        only, target = self.only, self.target
         log: list[tuple[Any, int, Any]] = []
         self.size = size = self.size + 1
         new = self._state(size, -1, 1, _NOTHING, _NOTHING, 0)
@@ -133,8 +134,8 @@ class SuffixAutomaton:
         self.count.append(count)
         self.last.append(length)
         self.favourite.append(favourite)
-        self._token.append(only)
-        self._target.append(target)
+        self.only.append(only)
+        self.target.append(target)
         return len(self.length) - 1
 
     def _prefer(self, state: int, token: int, log: list[tuple[Any, int, Any]]) -> None:
@@ -151,20 +152,20 @@ class SuffixAutomaton:
 
     def _lead(self, state: int, token: int, target: int, log: list[tuple[Any, int, Any]]) -> None:
         """Let `token` lead from `state` to `target`."""
-        only = self._token[state]
+        only = self.only[state]
         if only == _SEVERAL:
             targets = self._targets[state]
             log.append((targets, token, targets.get(token)))
             targets[token] = target
         elif only in (_NOTHING, token):
-            log.append((self._target, state, self._target[state]))
-            log.append((self._token, state, only))
-            self._token[state], self._target[state] = token, target
+            log.append((self.target, state, self.target[state]))
+            log.append((self.only, state, only))
+            self.only[state], self.target[state] = token, target
         else:
             log.append((self._targets, state, None))
-            log.append((self._token, state, only))
-            self._targets[state] = {only: self._target[state], token: target}
-            self._token[state] = _SEVERAL
+            log.append((self.only, state, only))
+            self._targets[state] = {only: self.target[state], token: target}
+            self.only[state] = _SEVERAL
 
     def _take_back(self) -> None:
         log = self._undo.pop()
@@ -178,7 +179,7 @@ class SuffixAutomaton:
                 self.count[place] -= 1
         for state in range(new, len(self.length)):
             self._targets.pop(state, None)
-        for column in (self.length, self.link, self.count, self.last, self.favourite, self._token, self._target):
+        for column in (self.length, self.link, self.count, self.last, self.favourite, self.only, self.target):
             del column[new:]
         self.whole = before
         self.size -= 1

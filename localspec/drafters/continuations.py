@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
-from math import log
+from math import exp, log
+from operator import mul
 from typing import TYPE_CHECKING
 
-from localspec.drafters.alignment import LONG, Alignment, new_rate, odds, right_again
+from localspec.drafters.alignment import LONG, Alignment, again, new_rate, odds
 from localspec.drafters.automaton import ROOT, UNDOABLE, SuffixAutomaton
-from localspec.drafters.evidence import DOUBT, UNSEEN, Features
-from localspec.drafters.evidence import chance as chance_of
+from localspec.drafters.evidence import DOUBT, UNSEEN, WEIGHTS, Features
 from localspec.tokens import Level
 
 if TYPE_CHECKING:
@@ -31,15 +31,14 @@ _RECENT = 6
 _MOST = 128
 """Longer matches, and more places, count as so many."""
 _LOG = [0.0, *(log(n) for n in range(1, _MOST + 1))]
-_UNKNOWN = 1.0, 0.0, 0.0, 0.0, 0.0
-"""What the context says of a token that it has not seen at such a place."""
-
+_ONE, _FOUND, _BLEND, _PLACES, _AGREED, _HERE, _SURE, _UNSURE = WEIGHTS[:8]
+_OF_STORES = WEIGHTS[8:]
 At = tuple[int, int, int, float, tuple[int, ...]]
 """A point in the text, or behind it on the way of a draft: the state of the longest suffix that stood before; its
 length; the place that the next token is expected to be copied from, an index in the text, -1 for none; how often this
 place was right lately; the last tokens, for the stores, where there are any."""
-Step = tuple[float, int, Level, At, Features]
-"""A token that may come next: its chance, its id, who knew it, the point behind it, and what the chance was judged by.
+Step = tuple[float, int, Level, At]
+"""A token that may come next: its chance, its id, who knew it, and the point behind it.
 Tuples without names, here and above: they are made for every token and draft, and names cost ten times as much."""
 
 
@@ -90,6 +89,11 @@ class Continuations:
             self._end = state, matched, alignment.place, alignment.rate, recent
         return self._end
 
+    def candidates(self) -> list[tuple[float, int, Features]]:
+        """Chance, id and what is known of each token that may come next: NAMES of `evidence` says what, for fitting."""
+        seen: dict[int, Features] = {}
+        return [(chance, token, seen[token]) for chance, token, *_ in self._steps(self.now(), 0, seen)]
+
     def steps(self, at: At, further: int = 0) -> list[Step]:
         """What may follow: the favourites of the suffixes, the token at the place copied from, and what stores know;
         with `further` so many followers of the longest suffix too. Each token once, in no order."""
@@ -99,16 +103,11 @@ class Continuations:
             self._at_end = self._steps(at, 0)
         return self._at_end
 
-    def _steps(self, at: At, further: int) -> list[Step]:
+    def _steps(self, at: At, further: int, seen_of: dict[int, Features] | None = None) -> list[Step]:
         # For every draft: one long function, since calls are what it would cost most.
         automaton = self._automaton
-        link, favourite, count, last, size = (
-            automaton.link,
-            automaton.favourite,
-            automaton.count,
-            automaton.last,
-            automaton.size,
-        )
+        link, favourite, count, last = automaton.link, automaton.favourite, automaton.count, automaton.last
+        only, target, size = automaton.only, automaton.target, automaton.size
         state, matched, place, rate, recent = at
         suffixes: list[tuple[int, int]] = []
         tokens: list[int] = []
@@ -133,13 +132,13 @@ class Continuations:
             tokens.append(stored[-1].token)
         if at is self._end:
             self._order_at_end = stored[-1].order if stored else 0
-        agreed = 0.0 if automaton.branches(longest) else 1.0
+        agreed = only[longest] >= 0
         suffixes.reverse()
         steps: list[Step] = []
         for token in tokens:
             state, deepest, chance = ROOT, ROOT, UNSEEN
             for suffix, seen in suffixes:
-                behind = automaton.step(suffix, token)
+                behind = target[suffix] if only[suffix] == token else automaton.step(suffix, token)
                 if behind >= 0:
                     state, deepest, hits = behind, suffix, count[behind]
                     # Of a deep state not every place was counted: never fewer than of what is behind it.
@@ -147,20 +146,22 @@ class Continuations:
                 else:
                     chance = DOUBT * chance / (seen + DOUBT)
             level: Level = "context"
-            features: Features
             if state > ROOT:
                 length = matched if deepest == longest else automaton.length[deepest]
-                features = 1.0, 1.0, log(chance / (1.0 - chance)), _LOG[places if places < _MOST else _MOST], agreed
+                blended = log(chance / (1.0 - chance))
+                total = _ONE + _FOUND + _BLEND * blended + _PLACES * _LOG[places if places < _MOST else _MOST]
+                if agreed:
+                    total += _AGREED
             else:
                 state, length = self._elsewhere(token, suffixes)
-                features = _UNKNOWN
+                blended, total = 0.0, _ONE
                 if token != expected:
                     level = known_to
             if token == expected:
-                features += 1.0, sure, 0.0
-                next_place, next_rate = place + 1, right_again(rate)
+                total += _HERE + _SURE * sure
+                next_place, next_rate = place + 1, again(rate, True)
             else:
-                features += 0.0, 0.0, sure
+                total += _UNSURE * sure
                 next_place, next_rate = place, rate
                 if place < 0 and length >= LONG - 1:
                     next_place, next_rate = last[state], new_rate(length + 1)
@@ -168,9 +169,13 @@ class Continuations:
             if recent:
                 next_recent = *recent[1:], token
                 if stored:
-                    features += _of_stores(stored, token)
+                    total += sum(map(mul, _OF_STORES, _of_stores(stored, token)))
             behind_it = state, length + 1, next_place, next_rate, next_recent
-            steps.append((chance_of(features), token, level, behind_it, features))
+            steps.append((1.0 / (1.0 + exp(-total)), token, level, behind_it))
+            if seen_of is not None:
+                context = (1.0, blended, _LOG[min(places, _MOST)], float(agreed)) if blended else (0.0,) * 4
+                at_place = (1.0, sure, 0.0) if token == expected else (0.0, 0.0, sure)
+                seen_of[token] = 1.0, *context, *at_place, *(_of_stores(stored, token) if stored else ())
         return steps
 
     def matched(self, level: Level) -> int:

@@ -80,7 +80,7 @@ class NgramDrafter(Drafter):
 
     def candidates(self) -> list[tuple[int, Features]]:
         """Each token that might be drafted next, with what is known of it: for fitting."""
-        return [(token, seen) for _, token, _, _, seen in self._next.steps(self._next.now())]
+        return [(token, seen) for _, token, seen in self._next.candidates()]
 
     def propose(self, length: int, draw: Draw) -> Proposal | None:
         following = self._of(draw)
@@ -101,7 +101,7 @@ class NgramDrafter(Drafter):
         self._branch(following, waiting, number, found[0], following.now(), length)
         while waiting and len(found) < width:
             _, _, parent, kept, step = heappop(waiting)
-            chance, token, level, behind, _ = step
+            chance, token, level, behind = step
             tokens, chances, levels = _columns(parent)
             proposal = replace(
                 parent,
@@ -142,7 +142,7 @@ class NgramDrafter(Drafter):
             steps = following.steps(at)
             if not steps:
                 break
-            likeliest, token, level, behind, _ = steps[0] if len(steps) == 1 else max(steps)
+            likeliest, token, level, behind = steps[0] if len(steps) == 1 else max(steps)
             chance *= likeliest
             if chance < LEAST:
                 break
