@@ -284,6 +284,14 @@ def test_missing_paths_are_told_before_anything_is_loaded(texts: Path, no_tokeni
     assert not (home / "ngrams").exists()
 
 
+@pytest.mark.parametrize(
+    ("path", "said"), [("", "a path is empty"), (" ", "a path is empty"), ("~nobody-at-all/x", "no such user")]
+)
+def test_a_path_that_means_something_else_is_refused(path: str, said: str, no_tokenizer: None, home: Path) -> None:
+    assert said in failed(run("cache", "learn", path))
+    assert not (home / "ngrams").exists()
+
+
 def test_a_path_that_may_not_be_read(texts: Path, no_tokenizer: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("localspec.ngrams.texts.os.access", lambda *a: False)  # root may read everything
     assert failed(run("cache", "learn", str(texts / "a.txt"))).endswith("a.txt: no permission to read it\n")

@@ -169,7 +169,7 @@ def learn(ctx: click.Context, /, paths: tuple[str, ...], model: str | None) -> N
     amiss: list[str] = []
     shelf = _shelf(amiss.append)
     used = not switched_off() and shelf.enabled
-    files, skipped = texts.find(Path(path).expanduser() for path in paths)
+    files, skipped = texts.find([texts.named(path) for path in paths])
     if not files:
         raise LocalspecError(f"nothing to learn: no texts in {', '.join(paths)}{_reasons(skipped)}")
     tokenizer, label = _tokenizer(model or default_model())
@@ -239,7 +239,9 @@ class _Lesson:
 
         # An interrupt may leave the file with what it was given, or without: it is given once more, and knows digests.
         if not self.file.teach(self._waiting):
-            raise LocalspecError(f"{self.file.path} could not be saved: try again, with the same texts")
+            raise LocalspecError(
+                f"{self.file.path} could not be saved: once that is put right, give the same texts again"
+            )
         self.tokens, self._waiting, self._tokens = self.tokens + self._tokens, [], 0
 
     def summary(self, label: str) -> str:

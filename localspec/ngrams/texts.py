@@ -38,6 +38,17 @@ class NotText(Exception):
         self.reason = reason
 
 
+def named(text: str) -> Path:
+    """A path as a user writes it. Raises LocalspecError for an empty one, as an unset variable gives, which would mean
+    the current folder, and for the home of nobody."""
+    if not text.strip():
+        raise LocalspecError("a path is empty: name a file or a folder (. is the current one)")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise LocalspecError(f"{text}: no such user") from None
+
+
 def find(paths: Iterable[Path]) -> tuple[list[Path], Counter[str]]:
     """The files at `paths` and in the folders there, sorted in each, and how many were left out for what reason.
 
