@@ -25,7 +25,8 @@ from tiny import ScriptDrafter
 
 import localspec
 from localspec.attention import _attend_float
-from localspec.drafters import ModelDrafter, NgramDrafter
+from localspec.bench.follower import Follower
+from localspec.drafters import ModelDrafter
 from localspec.drafters.protocol import common_prefix
 from localspec.errors import LocalspecError
 from localspec.exactness import Exactness
@@ -85,7 +86,7 @@ def drafters(kind: str) -> list[Any]:
     """A guess that is right at first and then wrong, and a draft model behind it."""
     prompt, answer = said(kind)
     wrong = [*prompt, *answer[:4], *((token + 1) % VOCABULARY for token in answer[4:6])]
-    return [ScriptDrafter(wrong, vocabulary=VOCABULARY, free=True), NgramDrafter(3), ModelDrafter(model(kind))]
+    return [ScriptDrafter(wrong, vocabulary=VOCABULARY, free=True), Follower(3), ModelDrafter(model(kind))]
 
 
 @functools.cache

@@ -34,7 +34,8 @@ def test_the_recorder_writes_every_prompt_and_its_answer(tmp_path: Path, monkeyp
     engine = chat_engine()
     monkeypatch.setattr(localspec, "load", lambda *_, **__: engine)
     prompts = read_workloads(AGENT_LOGS)[0]
-    monkeypatch.setattr(record, "choose_workloads", lambda _: [])
+    monkeypatch.setattr(record, "recorded_prompts", lambda: prompts.prompts)
+    monkeypatch.setattr(record, "read_week", lambda: prompts.prompts[:1])
     assert record.main([str(tmp_path), "--tokens", "3"]) == 0
     found = read_recording(tmp_path).streams
     assert [(stream.kind, stream.name) for stream in found] == [(one.kind, one.name) for one in prompts.prompts]
