@@ -34,12 +34,12 @@ test: python ## lint, types and tests in a fresh environment, as CI runs them
 	cd build && test-env/bin/python ../.ci/installed.py
 	$(TEST_ENV)/bin/ruff check .
 	$(TEST_ENV)/bin/mypy -p localspec
-	$(TEST_ENV)/bin/python -m pytest -n auto --dist loadfile
+	$(TEST_ENV)/bin/python -m pytest
 
 check: $(VENV)/.installed-test ## the same in .venv: faster
 	$(BIN)/ruff check .
 	$(BIN)/mypy -p localspec
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest
 
 test-slow: $(VENV)/.installed-test ## the tests that need the real models, and hours
 	@$(BIN)/python $(PIP_INSTALL) -e '.[test,slow]'
