@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from math import log
+from math import exp, log
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from tiny import chat_engine
 from localspec.drafters import NgramDrafter
 from localspec.drafters.alignment import Alignment, odds
 from localspec.drafters.continuations import _RECENT, Continuations
-from localspec.drafters.evidence import DOUBT, NAMES, UNSEEN, chance
+from localspec.drafters.evidence import DOUBT, NAMES, UNSEEN, WEIGHTS
 from localspec.drafters.ngram import LEAST
 from localspec.drafters.protocol import Draw
 from localspec.ngrams import store
@@ -128,6 +128,11 @@ def test_ngram_prefers_what_followed_more_often_to_what_followed_last() -> None:
     assert proposal.tokens == [3]
 
 
+def _weighed(seen: Sequence[float]) -> float:
+    """The chance of a token by what is known of it, in the order of NAMES."""
+    return 1 / (1 + exp(-sum(weight * value for weight, value in zip(WEIGHTS, seen, strict=False))))
+
+
 def _blend(counts: Sequence[tuple[int, int]]) -> float:
     chance = UNSEEN
     for hits, seen in counts:
@@ -172,7 +177,7 @@ def test_what_is_said_of_a_token_is_counted_in_the_context(context: list[int]) -
 
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=40))
 def test_chances_are_those_of_what_is_known(context: list[int]) -> None:
-    """The drafter weighs as it goes; `evidence.chance` says what it must come to."""
+    """The drafter weighs as it goes; this is what it must come to."""
     known = NgramStore()
     known.merge(*contexts([1, 2, 3, 0, 1, 2, 2, 1, 0, 3, 3, 1], 0), day=1)
     for levels in ((), (("learned", lambda: known),)):
@@ -182,7 +187,7 @@ def test_chances_are_those_of_what_is_known(context: list[int]) -> None:
         found = following.candidates()
         assert [step[:2] for step in following.steps(following.now())] == [one[:2] for one in found]
         for of, _, seen in found:
-            assert of == pytest.approx(chance(seen))
+            assert of == pytest.approx(_weighed(seen))
 
 
 def test_the_place_at_the_end_of_the_context_has_no_follower_yet() -> None:
@@ -250,8 +255,8 @@ def test_what_speaks_for_a_token_raises_its_chance() -> None:
     for name in NAMES[1:]:
         against = "otherwise" in name
         for value in (0.5, 2.0):
-            with_it = chance([{"one": 1.0, name: value}.get(other, 0.0) for other in NAMES])
-            without = chance([{"one": 1.0}.get(other, 0.0) for other in NAMES])
+            with_it = _weighed([{"one": 1.0, name: value}.get(other, 0.0) for other in NAMES])
+            without = _weighed([{"one": 1.0}.get(other, 0.0) for other in NAMES])
             assert with_it < without if against else with_it > without, name
 
 

@@ -33,6 +33,7 @@ _MOST = 128
 _LOG = [0.0, *(log(n) for n in range(1, _MOST + 1))]
 _ONE, _FOUND, _BLEND, _PLACES, _AGREED, _HERE, _SURE, _UNSURE = WEIGHTS[:8]
 _OF_STORES = WEIGHTS[8:]
+"""In the order of `evidence.NAMES`."""
 At = tuple[int, int, int, float, tuple[int, ...]]
 """A point in the text, or behind it on the way of a draft: the state of the longest suffix that stood before; its
 length; the place that the next token is expected to be copied from, an index in the text, -1 for none; how often this

@@ -8,9 +8,6 @@ them in each text made them no better.
 
 from __future__ import annotations
 
-from math import exp
-from operator import mul
-
 UNSEEN = 0.02
 """Chance of a token that nothing speaks for."""
 DOUBT = 1.0
@@ -37,8 +34,3 @@ NAMES = (
 """What the model looks at."""
 WEIGHTS: Weights = (-3.88, 2.12, 0.79, 0.41, 1.03, 0.71, 0.56, -0.3, 1.02, 0.41, 0.46, 0.7, -0.48)
 """Fitted to recorded answers: `python -m localspec.bench.fit`."""
-
-
-def chance(seen: Features, weights: Weights = WEIGHTS) -> float:
-    """Chance that a token is what comes next, by what is known of it."""
-    return 1.0 / (1.0 + exp(-sum(map(mul, weights, seen))))
