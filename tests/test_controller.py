@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
+from typing import Any
 
+import mlx.core as mx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +14,9 @@ from tiny import ScriptDrafter, ScriptModel, tiny_llama
 
 from localspec.controller import MOST, REPRODUCIBLE, Acceptance, Controller, Costs
 from localspec.drafters import ModelDrafter, NgramDrafter, Proposal
+from localspec.drafters.protocol import Draw
 from localspec.engine import Engine
+from localspec.target import Target
 
 
 def _offer(length: int = 8, confidence: float = 0.55) -> Proposal:
@@ -198,6 +203,44 @@ def test_a_draft_ends_where_the_drafter_stops_believing_in_it() -> None:
     assert kept is not None
     assert kept.tokens == [1, 1, 1]
     assert kept.confidence == [0.9, 0.9, 0.9]
+
+
+def test_the_controller_is_told_what_passes_and_drafts_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that only passes and drafts move: 1 and a quarter per further row, and an eighth per draft."""
+    now = 0.0
+    forward, propose = Target.forward, ScriptDrafter.propose
+
+    def timed_forward(target: Target, ids: mx.array, caches: list[Any]) -> mx.array:
+        nonlocal now
+        now += 0.75 + 0.25 * ids.size
+        return forward(target, ids, caches)
+
+    def timed_propose(drafter: ScriptDrafter, length: int, draw: Draw) -> Proposal | None:
+        nonlocal now
+        now += 0.125 * length
+        return propose(drafter, length, draw)
+
+    class Told(Controller):
+        def learn(self, proposal: Proposal, accepted: int, draft_s: float, verify_s: float) -> None:
+            told.append((len(proposal.tokens), draft_s, verify_s))
+
+        def learn_plain(self, seconds: float, *, ahead: bool = True) -> None:
+            told.append((0, ahead, seconds))
+
+    monkeypatch.setattr("localspec.decoder.time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr(Target, "forward", timed_forward)
+    monkeypatch.setattr(ScriptDrafter, "propose", timed_propose)
+    script = [(i * i) % 64 for i in range(40)]
+    engine = Engine(ScriptModel(script), drafters=[ScriptDrafter(script, wrong={9})])
+    engine.controller = Told()
+    told: list[tuple[int, float, float]] = []
+    engine.generate(script[:3], max_tokens=12, draft_length=3, exact="off")
+    # 4, 3 and 4 tokens; there is no room for drafts before the last.
+    assert told == [*[(3, 0.375, 1.75)] * 3, (0, False, 1.0)]
+    told.clear()
+    engine.generate(script[:3], max_tokens=12, speculate=False, exact="off")
+    # The first pass is not told: the second is launched within its time; nor is what was left of the last.
+    assert told == [(0, True, 1.0)] * 10
 
 
 class Capricious(Controller):
