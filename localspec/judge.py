@@ -216,7 +216,9 @@ class Judge:
 
     def _accept_coupled(self, rows: Distribution, offered: Offer, first: int) -> _Verdict:
         chosen = rows.choose(self._gumbel(rows, range(first, first + len(offered) + 1)))
-        log_p, logprob = rows.log_probability_of(chosen), rows.logprob_of(chosen)
+        logprob = rows.logprob_of(chosen)
+        # At temperature 0 the choice is certain, and there is nothing to work out.
+        log_p = mx.zeros_like(logprob) if rows.greedy else rows.log_probability_of(chosen)
         mx.eval(chosen, log_p, logprob, rows.normalizer)
         proposal = self._read(offered)
         accepted = accept_coupled(_ints(chosen), proposal.tokens)
