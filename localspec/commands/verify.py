@@ -48,7 +48,7 @@ def verify(
     quick: bool,
     tokens: int | None,
     seed: int,
-    draft: str | None,
+    draft: str,
     exact: Literal["auto", "rows", "off"] | None,
     dtype: str,
     blas: Setting,

@@ -6,12 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from localspec.drafters.ngram import NgramDrafter
-    from localspec.drafters.protocol import Drafter, Proposal
+    from localspec.drafters.protocol import Drafter, Proposal, UnreadProposal
     from localspec.drafters.small_model import ModelDrafter
 
-__all__ = ["Drafter", "ModelDrafter", "NgramDrafter", "Proposal"]
+__all__ = ["Drafter", "ModelDrafter", "NgramDrafter", "Proposal", "UnreadProposal"]
 
-_HOMES = {"NgramDrafter": "ngram", "ModelDrafter": "small_model", "Drafter": "protocol", "Proposal": "protocol"}
+_HOMES = {
+    "NgramDrafter": "ngram",
+    "ModelDrafter": "small_model",
+    "Drafter": "protocol",
+    "Proposal": "protocol",
+    "UnreadProposal": "protocol",
+}
 
 
 def __getattr__(name: str) -> Any:
