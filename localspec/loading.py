@@ -133,7 +133,7 @@ def load_weights(checkpoint: Checkpoint, dtype: str) -> Any:
                 f"{checkpoint.config['model_type']} ({type(error).__name__}: {_line(error)})"
             ) from error
         if dtype != "quantized":
-            model = _as_float(model, getattr(mx, dtype))
+            model = as_float(model, getattr(mx, dtype))
         # One by one: all at once would hold every quantised tensor beside its float form. Not only parameters: what a
         # module computes for itself (rotary frequencies) must not wait for this thread's stream either.
         for _, module in model.named_modules():
@@ -203,25 +203,32 @@ def _smaller(available: int, name: str) -> str:
     return f"; a model that fits: {entry.name} ({entry.title})"
 
 
-def _as_float(model: Any, dtype: Any) -> Any:
+def as_float(model: Any, dtype: Any) -> Any:
     """Quantised layers to plain ones and all floats to `dtype`, rounding once (the scales go through float32)."""
     import mlx.core as mx
     import mlx.nn as nn
-    from mlx.utils import tree_map_with_path
     from mlx_lm.utils import dequantize_model
 
     for _, module in model.named_modules():
         if "scales" in module and "weight" in module and isinstance(module, nn.Module):
             module.set_dtype(mx.float32)
     model = dequantize_model(model)
-    # Some architectures need certain parameters left alone; mlx-lm's converter asks the same question.
+    cast(model, dtype)
+    return model
+
+
+def cast(model: Any, dtype: Any) -> None:
+    """All floats of a model to `dtype`, but for those that its architecture wants left alone."""
+    import mlx.core as mx
+    from mlx.utils import tree_map_with_path
+
+    # mlx-lm's converter asks the same question.
     may_cast = getattr(model, "cast_predicate", lambda _: True)
 
-    def cast(path: str, array: Any) -> Any:
+    def one(path: str, array: Any) -> Any:
         return array.astype(dtype) if mx.issubdtype(array.dtype, mx.floating) and may_cast(path) else array
 
-    model.update(tree_map_with_path(cast, model.parameters()))
-    return model
+    model.update(tree_map_with_path(one, model.parameters()))
 
 
 @contextmanager
