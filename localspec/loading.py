@@ -6,6 +6,8 @@ Knows nothing about decoding.
 from __future__ import annotations
 
 import os
+import re
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -47,6 +49,7 @@ def load(
     name: str | os.PathLike[str],
     *,
     draft: str | os.PathLike[str] | None = None,
+    mtp: str | os.PathLike[str] | None = "auto",
     dtype: str | None = None,
     drafters: Sequence[Any] | None = None,
     progress: Progress | None = None,
@@ -57,9 +60,11 @@ def load(
     """Load a model by catalogue name, local directory or hub id, fetching it if need be, and make an engine of it.
 
     `draft` names a smaller model with the same vocabulary that drafts for it, after the other `drafters` (n-grams when
-    None). `dtype` is one of DTYPES; None takes what runs fastest on this machine. `kernels` and `learn` are as in
-    Engine; `notify` is told in one line what is amiss with what was learned, None warns. Everything is loaded and
-    evaluated in the calling thread, which is the one to generate in.
+    None). `mtp` is the file or folder of an MTP head that drafts after them; "auto" takes the one that comes with the
+    model, or with localspec, where neither `draft` nor `drafters` are named; None takes none. `dtype` is one of DTYPES;
+    None takes what runs fastest on this machine. `kernels` and `learn` are as in Engine; `notify` is told in one line
+    what is amiss with what was learned, or with a head, None warns. Everything is loaded and evaluated in the calling thread, which is
+    the one to generate in.
     """
     from localspec.engine import Engine
     from localspec.kernels.selection import Kernels
@@ -79,7 +84,20 @@ def load(
     if draft_plan is not None:
         check_same_vocabulary(tokenizer, load_tokenizer(draft_plan.checkpoint))
     chosen: list[Any] = ["ngram"] if drafters is None else list(drafters)
+    if mtp == "auto" and (draft is not None or drafters is not None):
+        mtp = None
+    head = None
+    if mtp is not None:
+        from localspec.models.mtp import choose
+
+        head = choose(plan.checkpoint, tokenizer, mtp)
     model = load_weights(plan.checkpoint, plan.dtype)
+    if head is not None:
+        from localspec.drafters import MTPDrafter
+        from localspec.drafters.trial import Trial
+        from localspec.models.mtp import load_head
+
+        chosen.append(MTPDrafter(load_head(head, model, tokenizer), trial=Trial(MTPDrafter.name, notify)))
     if draft_plan is not None:
         from localspec.drafters import ModelDrafter
 
@@ -119,7 +137,7 @@ def load_weights(checkpoint: Checkpoint, dtype: str) -> Any:
         )
     with _only_its_files(checkpoint) as folder:
         try:
-            model, _ = load_model(folder, lazy=True)
+            model, _ = load_model(folder, lazy=True, get_model_classes=_without_heads)
         except ValueError as error:
             if "parameter" in str(error):  # weights missing, left over, or of another shape
                 raise IncompleteModelError(
@@ -141,6 +159,41 @@ def load_weights(checkpoint: Checkpoint, dtype: str) -> Any:
                 if isinstance(value, mx.array):
                     mx.eval(value)
     return model
+
+
+def _without_heads(config: dict[str, Any]) -> tuple[Any, Any]:
+    """mlx-lm's classes for a model whose files may hold an MTP head as well.
+
+    Some architectures drop its tensors, others abort over them, and some do either by the layer's number in one model.
+    """
+    from mlx.utils import tree_flatten
+    from mlx_lm.utils import _get_classes
+
+    kind, arguments = _get_classes(config=config)
+
+    def build(args: Any) -> Any:
+        model = kind(args)
+        sanitize = getattr(model, "sanitize", lambda weights: weights)
+        layers = getattr(model, "layers", None)
+        count = len(layers) if isinstance(layers, list) else sys.maxsize
+
+        def trunk_only(weights: dict[str, Any]) -> dict[str, Any]:
+            del model.__dict__["sanitize"]
+            weights = sanitize(weights)
+            # Packed weights have other names beside them: what counts is the module.
+            own = {name.rpartition(".")[0] for name, _ in tree_flatten(model.parameters())}
+            return {n: w for n, w in weights.items() if n.rpartition(".")[0] in own or not _of_head(n, count)}
+
+        model.__dict__["sanitize"] = trunk_only
+        return model
+
+    return build, arguments
+
+
+def _of_head(name: str, layers: int) -> bool:
+    """Whether a tensor belongs to an MTP head: by a part of its name, or by a layer behind the model's last."""
+    layer = re.search(r"(?:^|\.)model\.layers\.(\d+)\.", name)
+    return any(part.startswith("mtp") for part in name.split(".")) or (layer is not None and int(layer[1]) >= layers)
 
 
 def _plan(name: str, dtype: str | None, progress: Progress | None) -> _Plan:

@@ -17,9 +17,9 @@ from odds import FALSE_ALARM, chi_square
 from localspec.drafters import ModelDrafter, MTPDrafter
 from localspec.drafters import mtp as mtp_module
 from localspec.drafters.protocol import Draw
-from localspec.drafters.trial import ROUNDS, HeadWarning, Trial
+from localspec.drafters.trial import ROUNDS, Trial
 from localspec.engine import Engine
-from localspec.errors import IncompatibleDrafterError, IncompleteModelError
+from localspec.errors import DrafterWarning, IncompatibleDrafterError, IncompleteModelError
 from localspec.hidden import HiddenStates
 from localspec.models import mtp
 from localspec.noise import Noise
@@ -354,7 +354,7 @@ def test_a_head_that_drafts_nonsense_is_switched_off_and_said_so_once(tmp_path: 
     write_own(tmp_path / "head.safetensors", target(), change=other)
     drafter = MTPDrafter(_load(tmp_path / "head.safetensors", target()))
     engine = Engine(target(), drafters=[drafter])
-    with pytest.warns(HeadWarning, match="mtp is switched off") as caught:
+    with pytest.warns(DrafterWarning, match="mtp is switched off") as caught:
         first = engine.generate(PROMPT, max_tokens=120, draft_length=3)
     assert len(caught) == 1
     message = str(caught[0].message)

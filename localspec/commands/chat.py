@@ -68,6 +68,7 @@ def chat(
     prompt: str | None,
     system: str | None,
     draft: str | None,
+    mtp: str,
     no_speculation: bool,
     max_tokens: int | None,
     json_schema: str | None,
@@ -111,7 +112,14 @@ def chat(
 
         def open_conversation() -> Conversation:
             engine = loading(
-                name, draft=draft, dtype=dtype, kernels=kernels, show=False, learn=not private, note=notes.append
+                name,
+                draft=draft,
+                mtp=mtp,
+                dtype=dtype,
+                kernels=kernels,
+                show=False,
+                learn=not private,
+                note=notes.append,
             )
             return engine.conversation(system)
 
@@ -123,7 +131,7 @@ def chat(
         title = f"{name} · private" if private else name
         run_chat(open_conversation, title=title, settings=settings, learns=not private, at_end=tell_notes)
         return
-    engine = loading(name, draft=draft, dtype=dtype, kernels=kernels, learn=not private)
+    engine = loading(name, draft=draft, mtp=mtp, dtype=dtype, kernels=kernels, learn=not private)
     conversation = engine.conversation(system)
     tell = say if verbose or is_terminal(sys.stderr) else _silent
     generation = conversation.send(text, **settings)

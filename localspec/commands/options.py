@@ -75,10 +75,11 @@ def model_argument(command: Command) -> Command:
 
 
 def draft_options(command: Command) -> Command:
-    """--draft, --draft-length and --exact."""
+    """--draft, --mtp, --draft-length and --exact."""
     return _stack(
         command,
         draft_option,
+        mtp_option,
         click.option(
             "--draft-length",
             type=DraftLength(),
@@ -93,6 +94,16 @@ def draft_option(command: Command) -> Command:
     return click.option("--draft", metavar="MODEL", help="A small model that drafts, with the same vocabulary.")(
         command
     )
+
+
+def mtp_option(command: Command) -> Command:
+    """--mtp."""
+    return click.option(
+        "--mtp",
+        metavar="auto|none|PATH",
+        default="auto",
+        help="A file or folder with an MTP head that drafts; auto takes the one that comes with the model.",
+    )(command)
 
 
 def exact_option(command: Command) -> Command:

@@ -33,6 +33,7 @@ def loading(
     name: str,
     *,
     draft: str | None,
+    mtp: str,
     dtype: str,
     kernels: str,
     show: bool = True,
@@ -51,6 +52,7 @@ def loading(
         return localspec.load(
             name,
             draft=draft,
+            mtp=mtp,
             dtype=None if dtype == "auto" else dtype,
             progress=progress,
             kernels=Kernels(kernels, notify=lambda line: note(f"localspec: {line}")),

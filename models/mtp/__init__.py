@@ -8,14 +8,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from localspec.models.mtp.choice import choose
     from localspec.models.mtp.head import Head
     from localspec.models.mtp.registry import find
     from localspec.models.mtp.source import HeadSource
     from localspec.models.mtp.weights import load_head
 
-__all__ = ["Head", "HeadSource", "find", "load_head"]
+__all__ = ["Head", "HeadSource", "choose", "find", "load_head"]
 
-_HOMES = {"Head": "head", "HeadSource": "source", "find": "registry", "load_head": "weights"}
+_HOMES = {"Head": "head", "HeadSource": "source", "choose": "choice", "find": "registry", "load_head": "weights"}
 
 
 def __getattr__(name: str) -> Any:

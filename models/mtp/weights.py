@@ -22,9 +22,10 @@ _PACKED = {(4, 16): "nvfp4", (4, 32): "mxfp4", (8, 32): "mxfp8"}
 def load_head(source: HeadSource, model: Any, tokenizer: Any = None) -> Head:
     """The head of `source` for `model`, what mlx_lm.load returned; its weights evaluated, in the calling thread.
 
-    tokenizer: the model's; with it, a head that names its vocabulary is held to that. Where the model's matrices are floats the head's are too, of the same dtype; where they are quantized, the head's
-    stay as they are stored. Raises IncompatibleDrafterError for a head of another model's shape, IncompleteModelError
-    for one that lacks tensors, or has some that no training touched.
+    tokenizer: the model's; with it, a head that names its vocabulary is held to that. Where the model's matrices are
+    floats the head's are too, of the same dtype; where they are quantized, the head's stay as they are stored. Raises
+    IncompatibleDrafterError for another model's head, IncompleteModelError for one that lacks tensors, or has some that
+    no training touched.
     """
     trunk = trunk_of(model)
     weights = _read(source)
