@@ -6,8 +6,6 @@ Knows nothing about decoding.
 from __future__ import annotations
 
 import os
-import re
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -63,8 +61,8 @@ def load(
     None). `mtp` is the file or folder of an MTP head that drafts after them; "auto" takes the one that comes with the
     model, or with localspec, where neither `draft` nor `drafters` are named; None takes none. `dtype` is one of DTYPES;
     None takes what runs fastest on this machine. `kernels` and `learn` are as in Engine; `notify` is told in one line
-    what is amiss with what was learned, or with a head, None warns. Everything is loaded and evaluated in the calling thread, which is
-    the one to generate in.
+    what is amiss with what was learned, or with a head; None warns. Everything is loaded and evaluated in the calling
+    thread, which is the one to generate in.
     """
     from localspec.engine import Engine
     from localspec.kernels.selection import Kernels
@@ -174,26 +172,24 @@ def _without_heads(config: dict[str, Any]) -> tuple[Any, Any]:
     def build(args: Any) -> Any:
         model = kind(args)
         sanitize = getattr(model, "sanitize", lambda weights: weights)
-        layers = getattr(model, "layers", None)
-        count = len(layers) if isinstance(layers, list) else sys.maxsize
 
         def trunk_only(weights: dict[str, Any]) -> dict[str, Any]:
             del model.__dict__["sanitize"]
             weights = sanitize(weights)
             # Packed weights have other names beside them: what counts is the module.
             own = {name.rpartition(".")[0] for name, _ in tree_flatten(model.parameters())}
-            return {n: w for n, w in weights.items() if n.rpartition(".")[0] in own or not _of_head(n, count)}
+            heads = tuple(name.partition("eh_proj")[0] for name in weights if ".eh_proj." in name)
+            return {
+                name: array
+                for name, array in weights.items()
+                if name.rpartition(".")[0] in own
+                or not (name.startswith(heads) or any(part.startswith("mtp") for part in name.split(".")))
+            }
 
         model.__dict__["sanitize"] = trunk_only
         return model
 
     return build, arguments
-
-
-def _of_head(name: str, layers: int) -> bool:
-    """Whether a tensor belongs to an MTP head: by a part of its name, or by a layer behind the model's last."""
-    layer = re.search(r"(?:^|\.)model\.layers\.(\d+)\.", name)
-    return any(part.startswith("mtp") for part in name.split(".")) or (layer is not None and int(layer[1]) >= layers)
 
 
 def _plan(name: str, dtype: str | None, progress: Progress | None) -> _Plan:
