@@ -18,6 +18,8 @@ import mlx.nn as nn
 from localspec.hidden import Tap
 from localspec.trunk import Trunk
 
+Weights = dict[str, mx.array]
+"""A head's tensors, or some of them, by name."""
 _STEP = 256
 """Entries by which a cache grows."""
 
@@ -110,3 +112,20 @@ class Head(nn.Module):  # type: ignore[misc]
 def causal(rows: int) -> str | None:
     """The mask for new rows behind those of a cache, as MLX's attention takes it."""
     return "causal" if rows > 1 else None
+
+
+class Block(nn.Module):  # type: ignore[misc]
+    """A transformer block with norms before attention and MLP, put together from mlx-lm's own parts."""
+
+    def __init__(self, attention: nn.Module, mlp: nn.Module, width: int, eps: float) -> None:
+        super().__init__()
+        self.self_attn = attention
+        self.mlp = mlp
+        self.input_layernorm = nn.RMSNorm(width, eps=eps)
+        self.post_attention_layernorm = nn.RMSNorm(width, eps=eps)
+
+    def __call__(self, x: mx.array, mask: mx.array | str | None, cache: HeadCache) -> mx.array:
+        """[1, rows, width] to the same, appending to the cache."""
+        x = x + self.self_attn(self.input_layernorm(x), mask, cache)
+        out: mx.array = x + self.mlp(self.post_attention_layernorm(x))
+        return out

@@ -25,7 +25,7 @@ import mlx.nn as nn
 
 from localspec.checkpoint import Tensor
 from localspec.errors import IncompleteModelError
-from localspec.models.mtp.head import Head, HeadCache, causal
+from localspec.models.mtp.head import Head, HeadCache, Weights, causal
 from localspec.models.mtp.source import HeadSource
 from localspec.trunk import Trunk
 
@@ -97,8 +97,8 @@ class OwnHead(Head):
         return outputs @ self._output.T
 
 
-def build(trunk: Trunk, weights: dict[str, mx.array], source: HeadSource) -> Head:
-    """The head without its weights, and `weights` without what is none: names behind the prefix to arrays."""
+def build(trunk: Trunk, weights: Weights, source: HeadSource) -> tuple[Head, Weights]:
+    """The head without its weights, and these under the names of its parameters."""
     metadata = source.metadata
     if metadata.get("version") != VERSION:
         raise IncompleteModelError(
@@ -110,7 +110,7 @@ def build(trunk: Trunk, weights: dict[str, mx.array], source: HeadSource) -> Hea
         rope_theta, eps = float(metadata["rope_theta"]), float(metadata["rms_eps"])
         rows = weights["layers.0.self_attn.q_proj.weight"].shape[0]
         intermediate = weights["layers.0.mlp.gate_proj.weight"].shape[0]
-        draft_ids = weights.pop(_DRAFT_IDS)
+        draft_ids = weights[_DRAFT_IDS]
     except (KeyError, ValueError) as error:
         raise IncompleteModelError(f"{source.path} is not a whole head: {error} is missing or wrong") from None
     if min(heads, kv_heads) < 1 or rows % heads or heads % kv_heads:
@@ -119,7 +119,7 @@ def build(trunk: Trunk, weights: dict[str, mx.array], source: HeadSource) -> Hea
     size = int(trunk.logits(mx.zeros((1, trunk.hidden_size), trunk.dtype)).shape[-1])
     if not ids or any(a >= b for a, b in pairwise(ids)) or ids[0] < 0 or ids[-1] >= size:
         raise IncompleteModelError(f"{source.path}: draft_ids must ascend, from 0 to below the target's {size} ids")
-    return OwnHead(
+    head = OwnHead(
         trunk,
         taps=taps,
         heads=heads,
@@ -130,3 +130,4 @@ def build(trunk: Trunk, weights: dict[str, mx.array], source: HeadSource) -> Hea
         eps=eps,
         draft_ids=draft_ids.astype(mx.int32),
     )
+    return head, {name: array for name, array in weights.items() if name != _DRAFT_IDS}

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from localspec.checkpoint import Tensor
 
@@ -28,6 +29,10 @@ class HeadSource:
     """The head's tensors, under their names in the files."""
     metadata: Mapping[str, str] = field(default_factory=dict)
     """What a file of our own says of itself."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """The config.json beside a head that is a model of its own."""
+    converted: bool = False
+    """Whether the tensors are the head's parameters as they are used: `localspec models add-head` wrote them."""
 
     @property
     def bytes(self) -> int:

@@ -9,10 +9,10 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from localspec.errors import IncompatibleDrafterError, IncompleteModelError
-from localspec.models.mtp.head import Head
+from localspec.models.mtp.head import Head, Weights
 from localspec.models.mtp.registry import FAMILIES
 from localspec.models.mtp.source import HeadSource
-from localspec.trunk import trunk_of
+from localspec.trunk import Trunk, trunk_of
 from localspec.vocabulary import fingerprint
 
 _PACKED = {(4, 16): "nvfp4", (4, 32): "mxfp4", (8, 32): "mxfp8"}
@@ -28,19 +28,30 @@ def load_head(source: HeadSource, model: Any, tokenizer: Any = None) -> Head:
     no training touched.
     """
     trunk = trunk_of(model)
-    weights = _read(source)
-    head: Head = FAMILIES[source.family].build(trunk, weights, source)
-    _require_fit(head, source, tokenizer)
-    _fill(head, weights, source)
+    head = build_head(source, trunk, tokenizer)
     quantized = any("scales" in module for module in _modules(trunk.layers))
     _cast(head, trunk.dtype, keep_quantized=quantized)
+    evaluate(head)
+    return head
+
+
+def build_head(source: HeadSource, trunk: Trunk, tokenizer: Any = None) -> Head:
+    """The head with its weights as they are stored, lazy. Raises as `load_head` does."""
+    found: tuple[Head, Weights] = FAMILIES[source.family].build(trunk, _read(source), source)
+    head, weights = found
+    _require_fit(head, source, tokenizer)
+    _fill(head, weights, source)
+    return head
+
+
+def evaluate(head: Head) -> None:
+    """Compute all that is in the head, in the calling thread."""
     head.eval()
     # One by one, and not parameters only: what waits for this thread's stream could not be computed in another one.
     for module in _modules([head]):
         for value in module.values():
             if isinstance(value, mx.array):
                 mx.eval(value)
-    return head
 
 
 def _require_fit(head: Head, source: HeadSource, tokenizer: Any) -> None:
@@ -57,11 +68,11 @@ def _require_fit(head: Head, source: HeadSource, tokenizer: Any) -> None:
         )
 
 
-def _read(source: HeadSource) -> dict[str, mx.array]:
+def _read(source: HeadSource) -> Weights:
     """The head's tensors by their names behind the prefix, lazy."""
-    found: dict[str, mx.array] = {}
+    found: Weights = {}
     for file in source.files:
-        held: dict[str, mx.array] = mx.load(str(file))  # type: ignore[assignment]
+        held: Weights = mx.load(str(file))  # type: ignore[assignment]
         found |= {name: array for name, array in held.items() if name in source.tensors}
     missing = [name for name in source.tensors if name not in found]
     if missing:
@@ -69,7 +80,7 @@ def _read(source: HeadSource) -> dict[str, mx.array]:
     return {name.removeprefix(source.prefix): array for name, array in found.items()}
 
 
-def _fill(head: Head, weights: dict[str, mx.array], source: HeadSource) -> None:
+def _fill(head: Head, weights: Weights, source: HeadSource) -> None:
     def quantization(path: str, module: nn.Module) -> bool | dict[str, Any]:
         if not hasattr(module, "to_quantized") or f"{path}.scales" not in weights:
             return False
