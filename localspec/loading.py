@@ -31,6 +31,7 @@ def load(
     name: str | os.PathLike[str],
     *,
     draft: str | os.PathLike[str] | None = AUTO,
+    mtp: str | os.PathLike[str] | None = AUTO,
     dtype: str | None = None,
     drafters: Sequence[Any] | None = None,
     progress: Progress | None = None,
@@ -41,14 +42,16 @@ def load(
 ) -> Engine:
     """Load a model by catalogue name, local directory or hub id, fetching it if need be, and make an engine of it.
 
-    `drafters` None is n-grams, and behind them what `draft` says: "auto" takes a model of the catalogue that drafts for
-    this one, is on this machine and fits into its memory, if there is any; a name is that model, which must have the
-    same vocabulary and be smaller, and is fetched if need be; "none" or None is nothing. Where `drafters` are given,
-    only a named draft is put behind them. `on_choice` is told in one line what drafts.
+    `drafters` None is n-grams, and behind them what `draft` and `mtp` say. draft="auto" takes the MTP head that comes
+    with the model, or with localspec; else a model of the catalogue that drafts for this one, is on this machine and
+    fits into its memory, if there is any. A name is that model, which must have the same vocabulary and be smaller, and
+    is fetched if need be; "none" or None is nothing. `mtp` is the file or folder of an MTP head; "auto" is what `draft`
+    says of it, "none" or None leaves it out. Where `drafters` are given, only what was named is put behind them.
+    `on_choice` is told in one line what drafts.
 
     `dtype` is one of DTYPES; None takes what runs fastest on this machine. `kernels` and `learn` are as in
-    Engine; `notify` is told in one line what is amiss with what was learned, None warns. Everything is loaded and
-    evaluated in the calling thread, which is the one to generate in.
+    Engine; `notify` is told in one line what is amiss with what was learned, or with a head; None warns. Everything is
+    loaded and evaluated in the calling thread, which is the one to generate in.
 
     Raises ModelNotFoundError, DownloadError, IncompleteModelError, UnsupportedModelError, InsufficientMemoryError, and
     IncompatibleDrafterError for a draft that does not fit: all before any weights are loaded, but where weights do not
@@ -64,7 +67,8 @@ def load(
     require_memory(target)
     tokenizer = load_tokenizer(target.checkpoint)
     wanted = None if draft is None or (draft == AUTO and drafters is not None) else os.fspath(draft)
-    pairing = pair(target, tokenizer, wanted, load_tokenizer, dtype=dtype, progress=progress)
+    head = None if mtp is None or (mtp == AUTO and drafters is not None) else os.fspath(mtp)
+    pairing = pair(target, tokenizer, wanted, load_tokenizer, mtp=head, dtype=dtype, progress=progress)
     if on_choice is not None and pairing.line is not None:
         on_choice(pairing.line)
     learning: bool | Learning = False
@@ -74,6 +78,12 @@ def load(
         learning = Learning(tokenizer, label=target.name, say=notify)
     chosen: list[Any] = ["ngram"] if drafters is None else list(drafters)
     model = load_weights(target.checkpoint, target.dtype)
+    if pairing.head is not None:
+        from localspec.drafters import MTPDrafter
+        from localspec.drafters.trial import Trial
+        from localspec.models.mtp import load_head
+
+        chosen.append(MTPDrafter(load_head(pairing.head, model, tokenizer), trial=Trial(MTPDrafter.name, notify)))
     if pairing.draft is not None:
         from localspec.drafters import ModelDrafter
 
@@ -113,7 +123,7 @@ def load_weights(checkpoint: Checkpoint, dtype: str) -> Any:
         )
     with _only_its_files(checkpoint) as folder:
         try:
-            model, _ = load_model(folder, lazy=True)
+            model, _ = load_model(folder, lazy=True, get_model_classes=_without_heads)
         except ValueError as error:
             if "parameter" in str(error):  # weights missing, left over, or of another shape
                 raise IncompleteModelError(
@@ -127,7 +137,7 @@ def load_weights(checkpoint: Checkpoint, dtype: str) -> Any:
                 f"{checkpoint.config['model_type']} ({type(error).__name__}: {_line(error)})"
             ) from error
         if dtype != "quantized":
-            model = _as_float(model, getattr(mx, dtype))
+            model = as_float(model, getattr(mx, dtype))
         # One by one: all at once would hold every quantised tensor beside its float form. Not only parameters: what a
         # module computes for itself (rotary frequencies) must not wait for this thread's stream either.
         for _, module in model.named_modules():
@@ -137,25 +147,65 @@ def load_weights(checkpoint: Checkpoint, dtype: str) -> Any:
     return model
 
 
-def _as_float(model: Any, dtype: Any) -> Any:
+def _without_heads(config: dict[str, Any]) -> tuple[Any, Any]:
+    """mlx-lm's classes for a model whose files may hold an MTP head as well.
+
+    Some architectures drop its tensors, others abort over them, and some do either by the layer's number in one model.
+    """
+    from mlx.utils import tree_flatten
+    from mlx_lm.utils import _get_classes
+
+    kind, arguments = _get_classes(config=config)
+
+    def build(args: Any) -> Any:
+        model = kind(args)
+        sanitize = getattr(model, "sanitize", lambda weights: weights)
+
+        def trunk_only(weights: dict[str, Any]) -> dict[str, Any]:
+            del model.__dict__["sanitize"]
+            weights = sanitize(weights)
+            # Packed weights have other names beside them: what counts is the module.
+            own = {name.rpartition(".")[0] for name, _ in tree_flatten(model.parameters())}
+            heads = tuple(name.partition("eh_proj")[0] for name in weights if ".eh_proj." in name)
+            return {
+                name: array
+                for name, array in weights.items()
+                if name.rpartition(".")[0] in own
+                or not (name.startswith(heads) or any(part.startswith("mtp") for part in name.split(".")))
+            }
+
+        model.__dict__["sanitize"] = trunk_only
+        return model
+
+    return build, arguments
+
+
+def as_float(model: Any, dtype: Any) -> Any:
     """Quantised layers to plain ones and all floats to `dtype`, rounding once (the scales go through float32)."""
     import mlx.core as mx
     import mlx.nn as nn
-    from mlx.utils import tree_map_with_path
     from mlx_lm.utils import dequantize_model
 
     for _, module in model.named_modules():
         if "scales" in module and "weight" in module and isinstance(module, nn.Module):
             module.set_dtype(mx.float32)
     model = dequantize_model(model)
-    # Some architectures need certain parameters left alone; mlx-lm's converter asks the same question.
+    cast(model, dtype)
+    return model
+
+
+def cast(model: Any, dtype: Any) -> None:
+    """All floats of a model to `dtype`, but for those that its architecture wants left alone."""
+    import mlx.core as mx
+    from mlx.utils import tree_map_with_path
+
+    # mlx-lm's converter asks the same question.
     may_cast = getattr(model, "cast_predicate", lambda _: True)
 
-    def cast(path: str, array: Any) -> Any:
+    def one(path: str, array: Any) -> Any:
         return array.astype(dtype) if mx.issubdtype(array.dtype, mx.floating) and may_cast(path) else array
 
-    model.update(tree_map_with_path(cast, model.parameters()))
-    return model
+    model.update(tree_map_with_path(one, model.parameters()))
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from localspec import hub, memory
 from localspec.checkpoint import Checkpoint
@@ -18,6 +18,9 @@ from localspec.models import Entry, catalogue
 from localspec.package import Progress
 from localspec.plan import Plan, plan, plan_of, require_memory
 from localspec.vocabulary import check_same_vocabulary, same_rows
+
+if TYPE_CHECKING:
+    from localspec.models.mtp import HeadSource
 
 AUTO, NONE = "auto", "none"
 """What `draft` may be beside a model's name. A directory of such a name is written ./auto."""
@@ -35,8 +38,8 @@ class Pairing:
 
     draft: Plan | None = None
     """A small model."""
-    head: Any | None = None
-    """What `own_head` found."""
+    head: HeadSource | None = None
+    """An MTP head."""
     line: str | None = None
     """What was chosen, for people, in one line; None where there was nothing to choose."""
 
@@ -47,17 +50,28 @@ def pair(
     draft: str | None,
     tokenizer_of: TokenizerOf,
     *,
+    mtp: str | None = AUTO,
     dtype: str | None = None,
     progress: Progress | None = None,
 ) -> Pairing:
     """What is to draft for the target: `draft` is "auto", "none" (or None), or a model, which is fetched if need be.
 
-    tokenizer: the target's. dtype: the format for the draft's weights, None for what is fastest here.
+    tokenizer: the target's. mtp: the file or folder of a head, which then drafts as well; "auto", the target's own
+    where `draft` is "auto" too; "none" or None, no head. dtype: the format for the draft's weights, None for what is
+    fastest here.
 
-    Raises IncompatibleDrafterError when the model that was named cannot serve or cannot gain, and
-    InsufficientMemoryError when there is no room for both.
+    Raises IncompatibleDrafterError when the model that was named cannot serve or cannot gain, IncompleteModelError when
+    there is no head where one was named, and InsufficientMemoryError when there is no room for both models.
     """
     name = named(draft)
+    head = None
+    if named(mtp) is not None or (mtp == AUTO and draft == AUTO):
+        from localspec.models.mtp import choose
+
+        head = choose(target.checkpoint, tokenizer, mtp)
+    if head is not None and name is None:
+        line = f"an MTP head drafts for {target.name}; --draft none leaves it out" if mtp == AUTO else None
+        return Pairing(head=head, line=line)
     if name is None:
         return _best(target, tokenizer, tokenizer_of, dtype) if draft == AUTO else Pairing()
     chosen = plan(name, dtype, progress)
@@ -73,17 +87,12 @@ def pair(
         )
     require_memory(target, chosen)
     check_same_vocabulary(tokenizer, tokenizer_of(chosen.checkpoint))
-    return Pairing(chosen, line=f"{chosen.name} drafts for {target.name}")
+    return Pairing(chosen, head, line=f"{chosen.name} drafts for {target.name}")
 
 
 def named(draft: str | None) -> str | None:
     """The model that `draft` names; None where it names none."""
     return None if draft in (AUTO, NONE, None) else draft
-
-
-def own_head(target: Plan) -> Any | None:
-    """The MTP head that the target's checkpoint brings along. Nothing reads such heads yet: None."""
-    return None
 
 
 def candidates(name: str) -> list[Entry]:
@@ -100,10 +109,7 @@ def candidates(name: str) -> list[Entry]:
 
 
 def _best(target: Plan, tokenizer: Any, tokenizer_of: TokenizerOf, dtype: str | None) -> Pairing:
-    """The target's own head, else the first candidate that is here, fits and speaks its ids."""
-    head = own_head(target)
-    if head is not None:
-        return Pairing(head=head, line=f"{target.name}'s own MTP head drafts for it")
+    """The first candidate that is here, fits and speaks its ids."""
     available, cramped = memory.available_bytes(), None
     for entry in candidates(target.name):
         draft = _here(entry, target, dtype)

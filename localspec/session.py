@@ -11,6 +11,7 @@ from weakref import WeakMethod
 
 from localspec.drafters.protocol import Drafter, common_prefix
 from localspec.errors import CacheError
+from localspec.hidden import HiddenStates
 from localspec.target import Target
 from localspec.transaction import Transaction
 
@@ -123,4 +124,9 @@ class Session:
             drafter.reset()
 
     def _fresh_caches(self) -> None:
-        self.transaction = Transaction(self.target)
+        taps = [tap for drafter in self.drafters for tap in drafter.taps]
+        hidden = HiddenStates(self.target.model, taps) if taps else None
+        self.transaction = Transaction(self.target, hidden=hidden)
+        if hidden is not None:
+            for drafter in self.drafters:
+                drafter.watch(hidden)

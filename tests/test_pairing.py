@@ -126,10 +126,12 @@ def test_a_heads_place(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = put(machine, "qwen3-4b", **BIG)
     put(machine, "qwen3-0.6b", **SMALL)
     target = pairing.plan_of("qwen3-4b", folder, "float32")
-    assert pairing.own_head(target) is None
-    monkeypatch.setattr(pairing, "own_head", lambda _: "its head")
-    chosen = pairing.pair(target, None, "auto", lambda _: pytest.fail("looked further"))
-    assert (chosen.head, chosen.draft) == ("its head", None)
+    monkeypatch.setattr("localspec.models.mtp.choose", lambda *_: "its head")
+    for draft, mtp in (("auto", "auto"), ("auto", "a head"), ("none", "a head"), (None, "a head")):
+        chosen = pairing.pair(target, None, draft, lambda _: pytest.fail("looked further"), mtp=mtp)
+        assert (chosen.head, chosen.draft) == ("its head", None)
+    for draft, mtp in (("none", "auto"), (None, "auto"), ("none", "none")):
+        assert pairing.pair(target, None, draft, lambda _: pytest.fail("looked further"), mtp=mtp) == pairing.Pairing()
 
 
 # By name

@@ -68,6 +68,7 @@ def chat(
     prompt: str | None,
     system: str | None,
     draft: str,
+    mtp: str,
     no_speculation: bool,
     max_tokens: int | None,
     json_schema: str | None,
@@ -118,6 +119,7 @@ def chat(
             engine = loading(
                 name,
                 draft=draft,
+                mtp=mtp,
                 dtype=dtype,
                 kernels=kernels,
                 show=False,
@@ -136,7 +138,7 @@ def chat(
         run_chat(open_conversation, title=title, settings=settings, learns=not private, at_end=tell_notes)
         return
     tell = say if verbose or is_terminal(sys.stderr) else _silent
-    engine = loading(name, draft=draft, dtype=dtype, kernels=kernels, learn=not private, on_choice=tell)
+    engine = loading(name, draft=draft, mtp=mtp, dtype=dtype, kernels=kernels, learn=not private, on_choice=tell)
     conversation = engine.conversation(system)
     generation = conversation.send(text, **settings)
     if _print_answer(generation, output(), as_json, the_process(ctx).raise_if_interrupted):

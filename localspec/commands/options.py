@@ -75,10 +75,11 @@ def model_argument(command: Command) -> Command:
 
 
 def draft_options(command: Command) -> Command:
-    """--draft, --draft-length and --exact."""
+    """--draft, --mtp, --draft-length and --exact."""
     return _stack(
         command,
         draft_option,
+        mtp_option,
         click.option(
             "--draft-length",
             type=DraftLength(),
@@ -96,6 +97,16 @@ def draft_option(command: Command) -> Command:
         default="auto",
         help="A smaller model with the same vocabulary that drafts; auto takes one that is here and known to fit, and "
         "fetches nothing.  [default: auto]",
+    )(command)
+
+
+def mtp_option(command: Command) -> Command:
+    """--mtp."""
+    return click.option(
+        "--mtp",
+        metavar="auto|none|PATH",
+        default="auto",
+        help="A file or folder with an MTP head that drafts; auto takes the one that comes with the model.",
     )(command)
 
 

@@ -33,6 +33,7 @@ def loading(
     name: str,
     *,
     draft: str,
+    mtp: str,
     dtype: str,
     kernels: str,
     show: bool = True,
@@ -52,6 +53,7 @@ def loading(
         return localspec.load(
             name,
             draft=draft,
+            mtp=mtp,
             dtype=None if dtype == "auto" else dtype,
             progress=progress,
             kernels=Kernels(kernels, notify=lambda line: note(f"localspec: {line}")),

@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from localspec.drafters.mtp import MTPDrafter
     from localspec.drafters.ngram import NgramDrafter
     from localspec.drafters.protocol import Drafter, Proposal, UnreadProposal
     from localspec.drafters.small_model import ModelDrafter
 
-__all__ = ["Drafter", "ModelDrafter", "NgramDrafter", "Proposal", "UnreadProposal"]
+__all__ = ["Drafter", "MTPDrafter", "ModelDrafter", "NgramDrafter", "Proposal", "UnreadProposal"]
 
 _HOMES = {
-    "NgramDrafter": "ngram",
-    "ModelDrafter": "small_model",
     "Drafter": "protocol",
+    "MTPDrafter": "mtp",
+    "ModelDrafter": "small_model",
+    "NgramDrafter": "ngram",
     "Proposal": "protocol",
     "UnreadProposal": "protocol",
 }

@@ -12,6 +12,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from localspec.hidden import HiddenStates, Tap
 from localspec.noise import Noise, Stream
 from localspec.settings import Settings
 from localspec.tokens import Level, Source
@@ -142,6 +143,8 @@ class Drafter(ABC):
     name: Source
     free: bool = False
     """Whether proposing costs next to nothing, so that a proposal may be asked for and thrown away."""
+    taps: tuple[Tap, ...] = ()
+    """Hidden states of the target that it reads; only those of some drafter are kept."""
 
     def __init__(self) -> None:
         self.context: list[int] = []
@@ -179,6 +182,13 @@ class Drafter(ABC):
             self.rewind(common_prefix(self.context, ids))
             shared = len(self.context)
         self.commit(ids[shared:])
+
+    def watch(self, hidden: HiddenStates) -> None:  # noqa: B027 - most drafters have no taps
+        """From now on the hidden states of the session's caches are in `hidden`, by position.
+
+        Called whenever the session starts with empty caches, if any of its drafters has taps. While a proposal is asked
+        for, they are those of the context without its newest token, as far as they are remembered.
+        """
 
     def check(self, target: Any, tokenizer: Any) -> None:  # noqa: B027 - most drafters fit any target
         """Raise IncompatibleDrafterError when this drafter cannot serve the target."""
