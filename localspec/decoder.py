@@ -139,8 +139,10 @@ class Decoder:
         for drafter in self._drafters if limit > 0 else ():
             length = self._controller.before(drafter, min(limit, drafter.longest()), self._fixed)
             offered = self._usable(drafter.propose(length, self._draw)) if length else None
-            if offered is not None:
-                proposal = self._controller.after(offered, self._fixed) if drafter.free else offered
+            if offered is not None and drafter.free:
+                proposal = self._controller.after(offered, self._fixed, rival=self._rival(limit))
+            else:
+                proposal = offered
             if proposal is not None:
                 break
         seconds = time.perf_counter() - started
@@ -155,13 +157,20 @@ class Decoder:
             length = self._controller.before(drafter, min(limit, drafter.longest()), self._fixed, peek=True)
             offered = self._usable(drafter.propose(length, self._draw)) if length and drafter.free else None
             if offered is not None:
-                found = self._controller.after(offered, self._fixed, peek=True) is not None
+                rival = self._rival(limit, peek=True)
+                found = self._controller.after(offered, self._fixed, peek=True, rival=rival) is not None
             else:
                 found = length > 0 and not drafter.free
             if found:
                 break
         self._stats.draft_s += time.perf_counter() - started
         return found
+
+    def _rival(self, limit: int, *, peek: bool = False) -> float:
+        """What the drafters with weights are worth here, which a free one has to be worth as well."""
+        costly = (drafter for drafter in self._drafters if not drafter.free)
+        worths = (self._controller.worth(d, min(limit, d.longest()), peek=peek) for d in costly)
+        return max(worths, default=1.0)
 
     def _usable(self, proposal: Proposal | None) -> Proposal | None:
         """The proposal up to the first id that the target lacks, or the grammar forbids; None when nothing is left."""
