@@ -161,16 +161,28 @@ class Controller:
             return max(limit, 0)
         if self.costs.seen(self.width(1)) < _PLAIN_SAMPLES or self._since_plain >= _PLAIN_EVERY:
             return 0
-        return self._best(drafter.name, limit, running=peek) or self._probe(drafter.name, peek)
+        return self._best(drafter.name, limit, running=peek)[0] or self._probe(drafter.name, peek)
 
-    def after(self, proposal: Proposal, fixed: int | Literal["auto"], *, peek: bool = False) -> Proposal | None:
-        """The proposal of a free drafter cut to what its evidence is worth; None when plain decoding is worth more.
+    def worth(self, drafter: Drafter, limit: int, *, peek: bool = False) -> float:
+        """Tokens per plain pass's time that a drafter with weights would bring at its best length; 1.0 for none."""
+        limit = min(limit, MOST, self._cautious())
+        if limit <= 0 or self.costs.seen(self.width(1)) < _PLAIN_SAMPLES:
+            return 1.0
+        return self._best(drafter.name, limit, running=peek)[1]
+
+    def after(
+        self, proposal: Proposal, fixed: int | Literal["auto"], *, peek: bool = False, rival: float = 1.0
+    ) -> Proposal | None:
+        """The proposal of a free drafter cut to what its evidence is worth; None when something else is worth more:
+        plain decoding, or the drafters with weights behind it, whose `worth` is `rival`.
 
         `peek`: the answer is wanted, but no round will follow from it.
         """
         if fixed != "auto":
             return proposal
-        best = self._best(proposal.source, len(proposal), proposal.confidence, running=peek)
+        best, value = self._best(proposal.source, len(proposal), proposal.confidence, running=peek)
+        if best and value < rival:
+            return None
         if best == 0:
             self.acceptance.fade(proposal)
             best = self._probe(proposal.source, peek)
@@ -240,8 +252,9 @@ class Controller:
 
     def _best(
         self, drafter: str, limit: int, confidence: Sequence[float] | None = None, *, running: bool = False
-    ) -> int:
-        """The length with the largest value, 0 for none. `running`: whether plain decoding runs ahead now."""
+    ) -> tuple[int, float]:
+        """The length with the largest value, 0 for none, and that value. `running`: whether plain decoding runs ahead
+        now."""
         plain = self.width(1)
         one = self.costs.of(plain)
         costs = self._draft_costs.get(drafter)
@@ -261,4 +274,4 @@ class Controller:
         if best:
             self._declined[drafter] = 0
             self._waits[drafter] = _FIRST_PROBE
-        return best
+        return best, best_value

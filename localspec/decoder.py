@@ -141,7 +141,7 @@ class Decoder:
             offered = self._usable(drafter.propose(length, self._draw)) if length else None
             proposal = offered
             if drafter.free and isinstance(offered, Proposal):
-                proposal = self._controller.after(offered, self._fixed)
+                proposal = self._controller.after(offered, self._fixed, rival=self._rival(limit))
             if proposal is not None:
                 break
         seconds = time.perf_counter() - started
@@ -156,13 +156,20 @@ class Decoder:
             length = self._controller.before(drafter, min(limit, drafter.longest()), self._fixed, peek=True)
             offered = self._usable(drafter.propose(length, self._draw)) if length and drafter.free else None
             if isinstance(offered, Proposal):
-                found = self._controller.after(offered, self._fixed, peek=True) is not None
+                rival = self._rival(limit, peek=True)
+                found = self._controller.after(offered, self._fixed, peek=True, rival=rival) is not None
             else:
                 found = length > 0 and not drafter.free
             if found:
                 break
         self._stats.draft_s += time.perf_counter() - started
         return found
+
+    def _rival(self, limit: int, *, peek: bool = False) -> float:
+        """What the drafters with weights are worth here, which a free one has to be worth as well."""
+        costly = (drafter for drafter in self._drafters if not drafter.free)
+        worths = (self._controller.worth(d, min(limit, d.longest()), peek=peek) for d in costly)
+        return max(worths, default=1.0)
 
     def _usable(self, proposal: Offer | None) -> Offer | None:
         """The proposal up to the first id that the target lacks, or the grammar forbids; None when nothing is left.

@@ -69,12 +69,12 @@ def test_best_lengths_are_the_known_ones(rate: float, row: float, best: int, mon
     """Free drafts, each further row costing `row` of a step: the table in the literature, to one token."""
     controller = _taught(0.5, row=row, rounds=0)
     monkeypatch.setattr(controller.acceptance, "estimate", lambda *_: rate)
-    assert abs(controller._best("ngram", 12) - best) <= (best > 0)
+    assert abs(controller._best("ngram", 12)[0] - best) <= (best > 0)
 
 
 def test_costly_passes_mean_no_drafts() -> None:
     """Where each row costs as much as a pass (a reference BLAS), even certain drafts gain nothing."""
-    assert _taught(0.9, row=1.0)._best("ngram", 12) == 0
+    assert _taught(0.9, row=1.0)._best("ngram", 12)[0] == 0
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 5, 40])
@@ -191,6 +191,24 @@ def test_interrupting_plain_decoding_has_its_price(alone: float) -> None:
     assert _taught(0.9).after(_offer(), "auto", peek=True) is not None
 
 
+def test_a_free_draft_gives_way_to_a_drafter_that_is_worth_more() -> None:
+    controller = _taught(0.5)
+    costly = ModelDrafter(tiny_llama())
+    for accepted in (2, 3) * 40:
+        controller.learn(Proposal([1] * 4, "draft"), accepted, 0.02, 1.3)
+    for _ in range(5):
+        controller.learn_plain(1.0)
+    rival = controller.worth(costly, 8)
+    assert 1.5 < rival < 3.0
+    poor, good = _offer(4, 0.45), _offer(8, 0.97)
+    assert controller.after(poor, "auto") is not None
+    assert controller.after(poor, "auto", rival=rival) is None
+    assert controller.after(good, "auto", rival=rival) is not None
+    assert controller.after(poor, 4, rival=rival) is poor  # fixed lengths ask no clock
+    assert controller.worth(costly, 0) == 1.0
+    assert Controller().worth(costly, 8) == 1.0  # before plain passes were measured
+
+
 def test_what_was_declined_is_tried_again() -> None:
     controller = _taught(0.0)
     assert any(controller.after(_offer(), "auto") is not None for _ in range(2000))
@@ -254,7 +272,7 @@ class Capricious(Controller):
         self.calls += 1
         return min(limit, self.calls * 7 % 13)
 
-    def after(self, proposal: Proposal, fixed: object, *, peek: bool = False) -> Proposal | None:
+    def after(self, proposal: Proposal, fixed: object, *, peek: bool = False, rival: float = 1.0) -> Proposal | None:
         length = self.calls * 5 % 11
         return proposal.cut(length) if length else None
 
