@@ -15,7 +15,7 @@ from scripted_engine import Scripted
 
 import localspec
 from localspec.controller import Controller
-from localspec.drafters.protocol import Proposal
+from localspec.drafters.protocol import Offer
 
 # The machines that run this are slow at odd moments: no deadlines. The same examples every time: a red run is a change.
 settings.register_profile(
@@ -36,9 +36,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 class SteadyController(Controller):
     """Learns that a pass costs 1 and a tenth per further row, and a draft a hundredth, whatever they took."""
 
-    def learn(self, proposal: Proposal, accepted: int, draft_s: float, verify_s: float) -> None:
-        drafted = len(proposal.tokens)
-        super().learn(proposal, accepted, 0.01 * drafted, 0.9 + 0.1 * self.width(drafted + 1))
+    def learn(self, proposal: Offer, accepted: int, draft_s: float, verify_s: float, *, apart: bool = True) -> None:
+        drafted = len(proposal)
+        super().learn(proposal, accepted, 0.01 * drafted, 0.9 + 0.1 * self.width(drafted + 1), apart=apart)
 
     def learn_plain(self, seconds: float, *, ahead: bool = True) -> None:
         super().learn_plain(0.9 + 0.1 * self.width(1), ahead=ahead)

@@ -14,6 +14,7 @@ from tiny import ScriptDrafter, ScriptModel, tiny_llama
 
 from localspec.controller import MOST, REPRODUCIBLE, Acceptance, Controller, Costs
 from localspec.drafters import ModelDrafter, NgramDrafter, Proposal
+from localspec.drafters.protocol import Offer
 from localspec.drafters.protocol import Draw
 from localspec.engine import Engine
 from localspec.target import Target
@@ -239,8 +240,9 @@ def test_the_controller_is_told_what_passes_and_drafts_took(monkeypatch: pytest.
         return propose(drafter, length, draw)
 
     class Told(Controller):
-        def learn(self, proposal: Proposal, accepted: int, draft_s: float, verify_s: float) -> None:
-            told.append((len(proposal.tokens), draft_s, verify_s))
+        def learn(self, proposal: Offer, accepted: int, draft_s: float, verify_s: float, *, apart: bool = True) -> None:
+            assert apart
+            told.append((len(proposal), draft_s, verify_s))
 
         def learn_plain(self, seconds: float, *, ahead: bool = True) -> None:
             told.append((0, ahead, seconds))
