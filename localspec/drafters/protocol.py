@@ -190,6 +190,10 @@ class Drafter(ABC):
         for, they are those of the context without its newest token, as far as they are remembered.
         """
 
+    def settle(self) -> None:  # noqa: B027 - most drafters leave nothing to the device
+        """Have everything computed that was left to the device, in the thread that began it: the next call may come
+        from another one."""
+
     def check(self, target: Any, tokenizer: Any) -> None:  # noqa: B027 - most drafters fit any target
         """Raise IncompatibleDrafterError when this drafter cannot serve the target."""
 
