@@ -24,6 +24,8 @@ from localspec.hidden import HiddenStates
 from localspec.models import mtp
 from localspec.noise import Noise
 from localspec.settings import Settings
+from localspec.target import Target
+from localspec.transaction import Transaction
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 35, 8, 9, 7]
 TAPS = (0, 1, 2)
@@ -54,10 +56,9 @@ def _drafter(head: mtp.Head, context: Sequence[int], model: Any = None) -> MTPDr
     """A drafter whose context and hidden states are those of a session that holds `context`."""
     model = target() if model is None else model
     drafter = MTPDrafter(head)
-    hidden = HiddenStates(model, drafter.taps)
-    with hidden.listening(0, len(context) - 1):
-        model(mx.array([list(context[:-1])]))
-    drafter.watch(hidden)
+    transaction = Transaction(Target(model), hidden=HiddenStates(model, drafter.taps))
+    transaction.prefill(context[:-1])
+    drafter.watch(transaction)
     drafter.follow(list(context))
     return drafter
 
@@ -170,7 +171,7 @@ def test_pairs_without_hidden_states_are_left_out(head: mtp.Head) -> None:
     right positions, and not before it saw the newest."""
     drafter = MTPDrafter(head)
     hidden = HiddenStates(target(), drafter.taps)
-    drafter.watch(hidden)
+    drafter.watch(Transaction(Target(target()), hidden=hidden))
     drafter.follow(PROMPT)
     assert drafter.longest() == 0
     assert drafter.propose(2, _draw()) is None
@@ -191,9 +192,9 @@ def test_pairs_without_hidden_states_are_left_out(head: mtp.Head) -> None:
 def test_positions_count_where_pairs_are_missing(head: mtp.Head, weights: tuple[Path, dict[str, mx.array]]) -> None:
     """With a gap the distance between pairs is that of their tokens."""
     drafter = _drafter(head, PROMPT)
-    assert drafter._hidden is not None
-    gap = drafter._hidden._passes[0]
-    drafter._hidden._passes = [
+    hidden = drafter._hidden()
+    gap = hidden._passes[0]
+    hidden._passes = [
         type(gap)(gap.start, 3, gap.outputs),
         type(gap)(8, gap.stop, [output[:, 8:] for output in gap.outputs]),
     ]
@@ -456,9 +457,9 @@ def test_sessions_share_the_weights_and_free_the_rest(engine: Engine) -> None:
     assert isinstance(other, MTPDrafter)
     assert one.head is other.head
     assert one._cache is not other._cache
-    assert one._hidden is a.transaction.hidden
+    assert one._hidden() is a.transaction.hidden
     a.clear()
-    assert one._hidden is a.transaction.hidden
+    assert one._hidden() is a.transaction.hidden
 
 
 def test_engines_without_taps_keep_nothing() -> None:

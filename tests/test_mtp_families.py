@@ -159,15 +159,9 @@ def test_quantized_heads_stay_as_they_are_where_the_target_is(case: Case, tmp_pa
 def _quantize_target(folder: Path) -> None:
     """Pack one projection of the first layer, and have the config say so."""
     weights: dict[str, mx.array] = mx.load(str(folder / "model.safetensors"))  # type: ignore[assignment]
-    name = next(
-        n for n in weights if "layers.0." in n and n.endswith(("down_proj.weight", "o_proj.weight", "out_proj.weight"))
-    )
+    own = [n for n in weights if "layers.0." in n and "mtp" not in n and n.endswith("proj.weight")]
+    name = next(n for n in own if weights[n].ndim == 2 and weights[n].shape[-1] % 32 == 0)
     stem = name.removesuffix(".weight")
-    if weights[name].shape[-1] % 32:
-        name = next(
-            n for n in weights if "layers.0." in n and n.endswith("proj.weight") and weights[n].shape[-1] % 32 == 0
-        )
-        stem = name.removesuffix(".weight")
     parts = mx.quantize(weights[name], group_size=32, bits=8)
     weights |= dict(zip((name, f"{stem}.scales", f"{stem}.biases"), parts, strict=True))
     mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})

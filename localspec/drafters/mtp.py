@@ -23,6 +23,7 @@ from localspec.noise import Stream, round_keys
 from localspec.penalties import penalise
 from localspec.sampling import Distribution, distribution
 from localspec.tokens import Source
+from localspec.transaction import Transaction
 
 CHUNK = 512
 """Most pairs per pass of the head while it reads a prompt."""
@@ -45,7 +46,7 @@ class MTPDrafter(Drafter):
         self.head = head
         self.taps = head.taps
         self.trial = Trial(self.name) if trial is None else trial
-        self._hidden: HiddenStates | None = None
+        self._transaction: Transaction | None = None
         self._drafted: list[int] = []
         self._counts = False
         """Whether the proposal that is out says something of the head."""
@@ -64,15 +65,15 @@ class MTPDrafter(Drafter):
                 "the MTP head was loaded for another model: load it with load_head(source, model)"
             )
 
-    def watch(self, hidden: HiddenStates) -> None:
-        self._hidden = hidden
+    def watch(self, transaction: Transaction) -> None:
+        self._transaction = transaction
 
     def longest(self) -> int:
         """0 while the hidden state that it would draft from is not known, and for good once it proved to be useless."""
         newest = len(self.context) - 2
-        if self.trial.failed or self._hidden is None or newest < 0:
+        if self.trial.failed or self._transaction is None or newest < 0:
             return 0
-        return 2**31 if self._hidden.spans(newest, newest + 1) else 0
+        return 2**31 if self._hidden().spans(newest, newest + 1) else 0
 
     def propose(self, length: int, draw: Draw) -> Proposal | None:
         if not self.longest():
@@ -149,22 +150,31 @@ class MTPDrafter(Drafter):
 
     def _catch_up(self) -> mx.array:
         """Run the pairs of the context that are not in the cache; the output of the newest, [1, width], lazy."""
-        assert self._hidden is not None
-        newest = len(self.context) - 2
+        assert self._transaction is not None
+        newest, known = len(self.context) - 2, self._hidden()
+        if self.head.borrows:
+            self._cache = self.head.borrow(self._transaction.caches)
+            hidden = self.head.join(known.rows(self.taps, newest, newest + 1))
+            return self.head.run(hidden, mx.array(self.context[-1:], mx.uint32), self._cache, newest)
         self._cut(bisect_left(self._pairs, newest))  # the newest runs again: nobody kept what it gave
         start = self._pairs[-1] + 1 if self._pairs else 0
         outputs: mx.array | None = None
-        for first, behind in self._hidden.spans(start, newest + 1):
+        for first, behind in known.spans(start, newest + 1):
             for a in range(first, behind, CHUNK):
                 b = min(a + CHUNK, behind)
                 if outputs is not None:
                     # A prompt goes chunk by chunk; of all but the newest pair only keys and values are computed.
                     mx.eval(self._cache.arrays())
-                hidden = self.head.join(self._hidden.rows(self.taps, a, b))
+                hidden = self.head.join(known.rows(self.taps, a, b))
                 outputs = self.head.run(hidden, mx.array(self.context[a + 1 : b + 1], mx.uint32), self._cache, a)[-1:]
                 self._pairs.extend(range(a, b))
         assert outputs is not None
         return outputs
+
+    def _hidden(self) -> HiddenStates:
+        hidden = None if self._transaction is None else self._transaction.hidden
+        assert hidden is not None  # a session with a drafter that has taps keeps them
+        return hidden
 
     def _cut(self, entries: int) -> None:
         del self._pairs[entries:]
