@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import head_families as families
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -255,3 +256,82 @@ def test_matrices_of_its_own_are_used_where_they_are_others(tmp_path: Path) -> N
     embedding, output = (np.array(array, np.float64) for array in own.values())
     reference.embedding, reference.output = embedding, output
     assert max(_furthest(engine, reference)) < 2e-5
+
+
+# Gemma 4's assistant, which reads the target's keys and values.
+
+
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    folder = tmp_path_factory.mktemp("gemma")
+    target = write(folder / "target", families.GEMMA, {})
+    return localspec.load(target, mtp=families.write_assistant(folder / "head", families.assistant()), dtype="float32")
+
+
+def _gemma_furthest(engine: Engine, length: int, *faults: str, ids: list[int] | None = None) -> list[float]:
+    """As `_furthest`, behind the first `length` tokens of an endless text."""
+    context = [i * i * 7 % 250 for i in range(length)] if ids is None else ids
+    session = engine.new_session()
+    session.prepare(context)
+    drafter = session.drafters[-1]
+    proposal = drafter.propose(3, Draw(Settings(temperature=1.0, accept="rejection"), Noise(1), 258))
+    assert proposal is not None
+    assert proposal.q is not None
+    kv = {}
+    for kind, cache in zip(("sliding_attention", "full_attention"), session.transaction.caches, strict=True):
+        parts = cache.keys_and_values() if kind == "sliding_attention" else (cache.keys, cache.values)
+        both = [np.array(part[0], np.float64).swapaxes(0, 1) for part in parts]
+        held = [part[: len(context) - 1] if kind == "full_attention" else part for part in both]
+        window = -len(held[0]) if kind == "full_attention" else 1 - families.GEMMA_WINDOW
+        kv[kind] = (held[0][window:], held[1][window:])
+    reference = families.GemmaReference(engine.model, families.assistant(), faults)
+    _, after = hidden_states(engine.model, context[:-1])
+    expected = reference.follow(after[-1], context[-1], len(context) - 1, kv, proposal.tokens)
+    return [
+        float(np.abs(np.array(q, np.float64) - softmax(logits)).max())
+        for q, logits in zip(proposal.q, expected, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("length", [2, 5, 12, 13, 14, 40])
+def test_the_assistant_reads_the_targets_keys_and_values(gemma: Engine, length: int) -> None:
+    """Before its window is full, as it fills, and long after."""
+    assert [drafter.name for drafter in gemma.drafters] == ["ngram", "mtp"]
+    assert max(_gemma_furthest(gemma, length)) < 5e-5
+
+
+@pytest.mark.parametrize("fault", ["scale", "concat"])
+def test_mistakes_with_the_assistant_are_seen(gemma: Engine, fault: str) -> None:
+    assert _gemma_furthest(gemma, 20, fault)[0] > 1e-3
+
+
+def test_the_assistants_position_stays_while_drafts_are_made(gemma: Engine) -> None:
+    assert _gemma_furthest(gemma, 20, "position")[0] < 5e-5
+    assert max(_gemma_furthest(gemma, 20, "position")[1:]) > 2e-4
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_ids_with_the_assistant_are_those_of_plain_decoding(gemma: Engine, temperature: float) -> None:
+    """Through its window, second turns and an edited one."""
+    engine = Engine(gemma.model, drafters=[MTPDrafter(gemma.drafters[-1].head)])  # type: ignore[attr-defined]
+    session, context = engine.new_session(), list(PROMPT)
+    for turn, length in enumerate((1, 2, 3)):
+        settings: dict[str, Any] = {"max_tokens": 15, "temperature": temperature, "seed": turn, "exact": "off"}
+        plain = engine.generation(engine.new_session(), context, Settings(speculate=False, **settings)).run()
+        fast = engine.generation(session, context, Settings(draft_length=length, **settings)).run()
+        assert fast.ids == plain.ids
+        assert fast.stats.drafted > 5
+        context = [*context, *fast.ids, 3 + turn][: 30 if turn == 1 else None]
+    drafter = session.drafters[-1]
+    assert isinstance(drafter, MTPDrafter)
+
+
+def test_an_assistant_without_its_config_is_refused(tmp_path: Path) -> None:
+    target = write(tmp_path / "target", families.GEMMA, {})
+    folder = families.write_assistant(tmp_path / "head", families.assistant())
+    (folder / "config.json").unlink()
+    with pytest.raises(IncompleteModelError, match=r"config\.json, with its text_config, is missing"):
+        localspec.load(target, mtp=folder, dtype="float32")
+    families.write_assistant(tmp_path / "head", families.assistant(), text_config={"num_hidden_layers": "many"})
+    with pytest.raises(IncompleteModelError, match="does not fit"):
+        localspec.load(target, mtp=folder, dtype="float32")
