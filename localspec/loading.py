@@ -1,4 +1,4 @@
-"""From a model's name to an engine: resolve, check that it fits, load, choose the weights' format, pair with a draft.
+"""From a model's name to an engine: plan, pair with a draft, load what was planned.
 
 Knows nothing about decoding.
 """
@@ -9,17 +9,14 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from localspec import hub, memory
-from localspec.checkpoint import Checkpoint, context_length, end_ids, read_checkpoint
-from localspec.errors import IncompleteModelError, InsufficientMemoryError, SettingsError, UnsupportedModelError
-from localspec.memory import format_bytes
-from localspec.models import catalogue
+from localspec.checkpoint import Checkpoint, context_length, end_ids
+from localspec.errors import IncompleteModelError, SettingsError, UnsupportedModelError
 from localspec.package import Progress
-from localspec.vocabulary import check_same_vocabulary
+from localspec.pairing import AUTO, pair
+from localspec.plan import plan, require_memory
 
 if TYPE_CHECKING:
     from localspec.engine import Engine
@@ -30,39 +27,35 @@ DTYPES = ("float32", "bfloat16", "float16", "quantized")
 """What `dtype=` may be; `quantized` keeps the weights as they are stored."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """A model that is here and whole, and how to hold it in memory."""
-
-    name: str
-    checkpoint: Checkpoint
-    dtype: str
-
-    @property
-    def bytes(self) -> int:
-        return memory.weights_bytes(self.checkpoint, self.dtype)
-
-
 def load(
     name: str | os.PathLike[str],
     *,
-    draft: str | os.PathLike[str] | None = None,
-    mtp: str | os.PathLike[str] | None = "auto",
+    draft: str | os.PathLike[str] | None = AUTO,
+    mtp: str | os.PathLike[str] | None = AUTO,
     dtype: str | None = None,
     drafters: Sequence[Any] | None = None,
     progress: Progress | None = None,
     kernels: str | Kernels = "auto",
     learn: bool = False,
     notify: Callable[[str], None] | None = None,
+    on_choice: Callable[[str], None] | None = None,
 ) -> Engine:
     """Load a model by catalogue name, local directory or hub id, fetching it if need be, and make an engine of it.
 
-    `draft` names a smaller model with the same vocabulary that drafts for it, after the other `drafters` (n-grams when
-    None). `mtp` is the file or folder of an MTP head that drafts after them; "auto" takes the one that comes with the
-    model, or with localspec, where neither `draft` nor `drafters` are named; None takes none. `dtype` is one of DTYPES;
-    None takes what runs fastest on this machine. `kernels` and `learn` are as in Engine; `notify` is told in one line
-    what is amiss with what was learned, or with a head; None warns. Everything is loaded and evaluated in the calling
-    thread, which is the one to generate in.
+    `drafters` None is n-grams, and behind them what `draft` and `mtp` say. draft="auto" takes the MTP head that comes
+    with the model, or with localspec; else a model of the catalogue that drafts for this one, is on this machine and
+    fits into its memory, if there is any. A name is that model, which must have the same vocabulary and be smaller, and
+    is fetched if need be; "none" or None is nothing. `mtp` is the file or folder of an MTP head; "auto" is what `draft`
+    says of it, "none" or None leaves it out. Where `drafters` are given, only what was named is put behind them.
+    `on_choice` is told in one line what drafts.
+
+    `dtype` is one of DTYPES; None takes what runs fastest on this machine. `kernels` and `learn` are as in
+    Engine; `notify` is told in one line what is amiss with what was learned, or with a head; None warns. Everything is
+    loaded and evaluated in the calling thread, which is the one to generate in.
+
+    Raises ModelNotFoundError, DownloadError, IncompleteModelError, UnsupportedModelError, InsufficientMemoryError, and
+    IncompatibleDrafterError for a draft that does not fit: all before any weights are loaded, but where weights do not
+    match their config.
     """
     from localspec.engine import Engine
     from localspec.kernels.selection import Kernels
@@ -70,40 +63,35 @@ def load(
     if dtype is not None and dtype not in DTYPES:
         raise SettingsError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
     kernels = kernels if isinstance(kernels, Kernels) else Kernels(kernels)
-    plan = _plan(os.fspath(name), dtype, progress)
-    draft_plan = _plan(os.fspath(draft), dtype, progress) if draft is not None else None
-    _require_memory(plan, draft_plan)
-    tokenizer = load_tokenizer(plan.checkpoint)
+    target = plan(os.fspath(name), dtype, progress)
+    require_memory(target)
+    tokenizer = load_tokenizer(target.checkpoint)
+    wanted = None if draft is None or (draft == AUTO and drafters is not None) else os.fspath(draft)
+    head = None if mtp is None or (mtp == AUTO and drafters is not None) else os.fspath(mtp)
+    pairing = pair(target, tokenizer, wanted, load_tokenizer, mtp=head, dtype=dtype, progress=progress)
+    if on_choice is not None and pairing.line is not None:
+        on_choice(pairing.line)
     learning: bool | Learning = False
     if learn:
         from localspec.learning import Learning
 
-        learning = Learning(tokenizer, label=plan.name, say=notify)
-    if draft_plan is not None:
-        check_same_vocabulary(tokenizer, load_tokenizer(draft_plan.checkpoint))
+        learning = Learning(tokenizer, label=target.name, say=notify)
     chosen: list[Any] = ["ngram"] if drafters is None else list(drafters)
-    if mtp == "auto" and (draft is not None or drafters is not None):
-        mtp = None
-    head = None
-    if mtp is not None:
-        from localspec.models.mtp import choose
-
-        head = choose(plan.checkpoint, tokenizer, mtp)
-    model = load_weights(plan.checkpoint, plan.dtype)
-    if head is not None:
+    model = load_weights(target.checkpoint, target.dtype)
+    if pairing.head is not None:
         from localspec.drafters import MTPDrafter
         from localspec.drafters.trial import Trial
         from localspec.models.mtp import load_head
 
-        chosen.append(MTPDrafter(load_head(head, model, tokenizer), trial=Trial(MTPDrafter.name, notify)))
-    if draft_plan is not None:
+        chosen.append(MTPDrafter(load_head(pairing.head, model, tokenizer), trial=Trial(MTPDrafter.name, notify)))
+    if pairing.draft is not None:
         from localspec.drafters import ModelDrafter
 
-        draft_model = load_weights(draft_plan.checkpoint, draft_plan.dtype)
-        chosen.append(ModelDrafter(draft_model, context_length=context_length(draft_plan.checkpoint.config)))
-    window = context_length(plan.checkpoint.config)
+        draft_model = load_weights(pairing.draft.checkpoint, pairing.draft.dtype)
+        chosen.append(ModelDrafter(draft_model, context_length=context_length(pairing.draft.checkpoint.config)))
+    window = context_length(target.checkpoint.config)
     return Engine(
-        model, tokenizer, drafters=chosen, name=plan.name, context_length=window, kernels=kernels, learn=learning
+        model, tokenizer, drafters=chosen, name=target.name, context_length=window, kernels=kernels, learn=learning
     )
 
 
@@ -202,66 +190,6 @@ def _without_heads(config: dict[str, Any]) -> tuple[Any, Any]:
         return model
 
     return build, arguments
-
-
-def _plan(name: str, dtype: str | None, progress: Progress | None) -> _Plan:
-    _refuse_hopeless(name)
-    path = hub.resolve(name, progress)
-    return _Plan(label(name, path), read_checkpoint(path), dtype or _choose_dtype(path))
-
-
-def label(name: str, path: Path) -> str:
-    """What to call the model that `name` stands for, which is in `path`."""
-    known = catalogue()
-    entry = known.get(name) or known.by_hub(name)
-    if entry is not None:
-        return entry.name
-    return path.name if Path(name).expanduser().is_dir() else name
-
-
-def _choose_dtype(path: Path) -> str:
-    """As stored on a GPU, which reads quantised weights fastest; on a CPU what `localspec.precision` measured."""
-    import mlx.core as mx
-
-    if mx.default_device().type == mx.DeviceType.gpu:
-        return "quantized"
-    from localspec.precision import choose_dtype
-
-    return str(choose_dtype(path))
-
-
-def _refuse_hopeless(name: str) -> None:
-    """Before gigabytes are fetched: a catalogue model that would not fit as stored."""
-    known = catalogue()
-    entry = known.get(name) or known.by_hub(name)
-    available = memory.available_bytes()
-    if entry is None or available is None or entry.memory_bytes <= available or hub.find(name) is not None:
-        return
-    raise InsufficientMemoryError(
-        f"{entry.name} needs about {format_bytes(entry.memory_bytes)} of memory and {format_bytes(available)} is "
-        f"available{_smaller(available, entry.name)}"
-    )
-
-
-def _require_memory(plan: _Plan, draft: _Plan | None) -> None:
-    available = memory.available_bytes()
-    need = memory.needed_bytes(plan.bytes + (draft.bytes if draft is not None else 0))
-    if available is None or need <= available:
-        return
-    what = f"{plan.name} in {plan.dtype}" + (f" with the draft {draft.name}" if draft is not None else "")
-    stored = memory.needed_bytes(plan.checkpoint.bytes + (draft.checkpoint.bytes if draft is not None else 0))
-    fits = stored <= available and plan.dtype != "quantized"
-    ways = "; as stored it would fit (dtype quantized)" if fits else _smaller(available, plan.name)
-    raise InsufficientMemoryError(
-        f"{what} needs {format_bytes(need)} of memory and {format_bytes(available)} is available{ways}"
-    )
-
-
-def _smaller(available: int, name: str) -> str:
-    entry = catalogue().largest_within(available)
-    if entry is None or entry.name == name:
-        return "; close other programs"
-    return f"; a model that fits: {entry.name} ({entry.title})"
 
 
 def as_float(model: Any, dtype: Any) -> Any:

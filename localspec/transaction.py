@@ -211,6 +211,8 @@ class Transaction:
         rows = ids.shape[0]
         # A single row is multiplied by our kernel where it has to come out as in company, else by MLX's fastest.
         ours = self._target.few_rows and (rows > 1 or self.row_class is not None)
+        if self.row_class is None and not ours:  # as most passes are: nothing to prepare
+            return self._target.forward(ids, self.caches)
         with by_row(1 if self.row_class is None else rows, self._target.shapes), few_rows(rows if ours else 0):
             return self._target.forward(ids, self.caches)
 

@@ -54,7 +54,7 @@ def bench(
     max_tokens: int,
     temperature: float,
     accept: Acceptance | None,
-    draft: str | None,
+    draft: str,
     mtp: str,
     draft_length: str | int | None,
     exact: Literal["auto", "rows", "off"] | None,

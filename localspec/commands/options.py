@@ -90,10 +90,14 @@ def draft_options(command: Command) -> Command:
 
 
 def draft_option(command: Command) -> Command:
-    """--draft."""
-    return click.option("--draft", metavar="MODEL", help="A small model that drafts, with the same vocabulary.")(
-        command
-    )
+    """--draft: what `localspec.pairing` reads."""
+    return click.option(
+        "--draft",
+        metavar="auto|MODEL|none",
+        default="auto",
+        help="A smaller model with the same vocabulary that drafts; auto takes one that is here and known to fit, and "
+        "fetches nothing.  [default: auto]",
+    )(command)
 
 
 def mtp_option(command: Command) -> Command:

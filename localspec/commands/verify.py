@@ -49,7 +49,7 @@ def verify(
     quick: bool,
     tokens: int | None,
     seed: int,
-    draft: str | None,
+    draft: str,
     mtp: str,
     exact: Literal["auto", "rows", "off"] | None,
     dtype: str,

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from localspec.drafters.mtp import MTPDrafter
     from localspec.drafters.ngram import NgramDrafter
-    from localspec.drafters.protocol import Drafter, Proposal
+    from localspec.drafters.protocol import Drafter, Proposal, UnreadProposal
     from localspec.drafters.small_model import ModelDrafter
 
-__all__ = ["Drafter", "MTPDrafter", "ModelDrafter", "NgramDrafter", "Proposal"]
+__all__ = ["Drafter", "MTPDrafter", "ModelDrafter", "NgramDrafter", "Proposal", "UnreadProposal"]
 
 _HOMES = {
     "Drafter": "protocol",
@@ -18,6 +18,7 @@ _HOMES = {
     "ModelDrafter": "small_model",
     "NgramDrafter": "ngram",
     "Proposal": "protocol",
+    "UnreadProposal": "protocol",
 }
 
 
