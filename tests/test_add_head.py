@@ -19,7 +19,7 @@ import localspec
 from localspec import hub
 from localspec.checkpoint import read_checkpoint
 from localspec.drafters import MTPDrafter
-from localspec.drafters.protocol import Draw, Proposal
+from localspec.drafters.protocol import Draw, UnreadProposal
 from localspec.engine import Engine
 from localspec.errors import IncompleteModelError, LocalspecError
 from localspec.loading import load_weights
@@ -30,7 +30,7 @@ from localspec.settings import Settings
 PROMPT = [10, 20, 30, 10, 20, 99, 7, 31, 200, 11]
 
 
-def _propose(engine: Engine) -> Proposal:
+def _propose(engine: Engine) -> UnreadProposal:
     session = engine.new_session()
     session.prepare(PROMPT)
     drafter = session.drafters[-1]

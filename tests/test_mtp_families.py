@@ -16,7 +16,7 @@ from mlx.utils import tree_flatten
 
 import localspec
 from localspec.drafters import MTPDrafter
-from localspec.drafters.protocol import Draw, Proposal
+from localspec.drafters.protocol import Draw, UnreadProposal
 from localspec.engine import Engine
 from localspec.errors import IncompatibleDrafterError, IncompleteModelError
 from localspec.models import mtp
@@ -48,7 +48,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Case(request.param, tmp_path_factory.mktemp("model") / "model")
 
 
-def _propose(engine: Engine, length: int, **settings: Any) -> Proposal:
+def _propose(engine: Engine, length: int, **settings: Any) -> UnreadProposal:
     session = engine.new_session()
     session.prepare(PROMPT)
     drafter = next(d for d in session.drafters if isinstance(d, MTPDrafter))
@@ -85,6 +85,14 @@ def test_each_planted_mistake_is_seen(case: Case) -> None:
         wrong = _furthest(case.engine, case.reference("onward"))
         assert wrong[0] < 2e-5
         assert wrong[1] > 1e-5
+
+
+def test_the_hidden_state_may_be_another_one(case: Case) -> None:
+    """For a checkpoint that was trained otherwise than its family."""
+    source = mtp.find(case.folder)
+    assert source is not None
+    engine = Engine(case.model, drafters=[MTPDrafter(mtp.load_head(source, case.model, hidden="before-norm"))])
+    assert max(_furthest(engine, case.reference(), before_norm=True)) < 2e-5
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
