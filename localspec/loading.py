@@ -111,6 +111,27 @@ def load_tokenizer(checkpoint: Checkpoint) -> Any:
 def load_weights(checkpoint: Checkpoint, dtype: str) -> Any:
     """The model with its weights in `dtype` (one of DTYPES), evaluated, so that no array waits for this thread."""
     import mlx.core as mx
+
+    with _only_its_files(checkpoint) as folder:
+        model = _open(checkpoint, folder)
+        if dtype != "quantized":
+            model = as_float(model, getattr(mx, dtype))
+        # One by one: all at once would hold every quantised tensor beside its float form. Not only parameters: what a
+        # module computes for itself (rotary frequencies) must not wait for this thread's stream either.
+        for _, module in model.named_modules():
+            for value in module.values():
+                if isinstance(value, mx.array):
+                    mx.eval(value)
+    return model
+
+
+def open_model(checkpoint: Checkpoint) -> Any:
+    """The model with its weights as they are stored, of which none has been read yet."""
+    with _only_its_files(checkpoint) as folder:
+        return _open(checkpoint, folder)
+
+
+def _open(checkpoint: Checkpoint, folder: Path) -> Any:
     from mlx_lm.utils import load_model
 
     if "model_file" in checkpoint.config:
@@ -121,29 +142,20 @@ def load_weights(checkpoint: Checkpoint, dtype: str) -> Any:
         raise UnsupportedModelError(
             f"{checkpoint.path}: config.json names no model_type, so it is not known how to run it"
         )
-    with _only_its_files(checkpoint) as folder:
-        try:
-            model, _ = load_model(folder, lazy=True, get_model_classes=_without_heads)
-        except ValueError as error:
-            if "parameter" in str(error):  # weights missing, left over, or of another shape
-                raise IncompleteModelError(
-                    f"the weights of {checkpoint.path} do not match its config.json: {_line(error)}"
-                ) from error
-            raise UnsupportedModelError(f"{checkpoint.path} cannot be loaded: {_line(error)}") from error
-        except (KeyError, TypeError, AttributeError) as error:
-            # The architecture needs settings that the config lacks or spells otherwise.
-            raise UnsupportedModelError(
-                f"{checkpoint.path} cannot be loaded: its config.json does not fit mlx-lm's "
-                f"{checkpoint.config['model_type']} ({type(error).__name__}: {_line(error)})"
+    try:
+        model, _ = load_model(folder, lazy=True, get_model_classes=_without_heads)
+    except ValueError as error:
+        if "parameter" in str(error):  # weights missing, left over, or of another shape
+            raise IncompleteModelError(
+                f"the weights of {checkpoint.path} do not match its config.json: {_line(error)}"
             ) from error
-        if dtype != "quantized":
-            model = as_float(model, getattr(mx, dtype))
-        # One by one: all at once would hold every quantised tensor beside its float form. Not only parameters: what a
-        # module computes for itself (rotary frequencies) must not wait for this thread's stream either.
-        for _, module in model.named_modules():
-            for value in module.values():
-                if isinstance(value, mx.array):
-                    mx.eval(value)
+        raise UnsupportedModelError(f"{checkpoint.path} cannot be loaded: {_line(error)}") from error
+    except (KeyError, TypeError, AttributeError) as error:
+        # The architecture needs settings that the config lacks or spells otherwise.
+        raise UnsupportedModelError(
+            f"{checkpoint.path} cannot be loaded: its config.json does not fit mlx-lm's "
+            f"{checkpoint.config['model_type']} ({type(error).__name__}: {_line(error)})"
+        ) from error
     return model
 
 

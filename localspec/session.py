@@ -131,4 +131,4 @@ class Session:
         self.transaction = Transaction(self.target, hidden=hidden)
         if hidden is not None:
             for drafter in self.drafters:
-                drafter.watch(hidden)
+                drafter.watch(self.transaction)

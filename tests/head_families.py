@@ -16,7 +16,7 @@ import architectures
 import mlx.core as mx
 import numpy as np
 from checkpoints import save_tokenizer
-from heads import Array, Reference, Weights, attend, in_float64, llama_block, mlp, rms, rotate, sigmoid, softmax
+from heads import Array, Reference, attend, in_float64, llama_block, mlp, rms, rotate, sigmoid, softmax
 from mlx.utils import tree_flatten
 
 VOCABULARY, WIDTH, HEADS, KV_HEADS, DEPTH = 258, 32, 4, 2, 8
@@ -33,6 +33,8 @@ def configuration(name: str) -> dict[str, Any]:
             table["rope_scaling"] = None
         if table.get("model_type", "").startswith("qwen3_5"):
             table["rope_parameters"] = {"type": "default", "rope_theta": THETA, "partial_rotary_factor": 0.5}
+        if table.get("model_type") == GEMMA:
+            table |= {"rope_parameters": _ROPES, "vocab_size_per_layer_input": VOCABULARY}
     return config | {"bos_token_id": 256, "eos_token_id": 257}
 
 
@@ -379,4 +381,107 @@ def hidden_states(model: Any, ids: Sequence[int]) -> tuple[Array, Array]:
     return np.array(seen[0][0], np.float64), np.array(after[0], np.float64)
 
 
-__all__ = ["FAMILIES", "Family", "Weights", "build", "configuration", "hidden_states", "write"]
+# Gemma 4's assistant.
+
+GEMMA, GEMMA_WINDOW = "gemma4_text", 12
+_ROPES = {kind: {"rope_type": "default", "rope_theta": THETA} for kind in ("full_attention", "sliding_attention")}
+ASSISTANT: dict[str, Any] = {
+    "model_type": "gemma4_assistant",
+    "backbone_hidden_size": WIDTH,
+    "text_config": {
+        "model_type": "gemma4_text",
+        "hidden_size": 16,
+        "num_hidden_layers": 4,
+        "intermediate_size": 24,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "global_head_dim": 16,
+        "rms_norm_eps": EPS,
+        "vocab_size": VOCABULARY,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+        "sliding_window": GEMMA_WINDOW,
+        "rope_parameters": _ROPES,
+        "num_kv_shared_layers": 4,
+    },
+}
+
+
+def assistant() -> dict[str, mx.array]:
+    """49 tensors: queries only, a scalar for each layer, and centroids that are not used."""
+    shapes: dict[str, tuple[int, ...]] = {
+        "pre_projection.weight": (16, 2 * WIDTH),
+        "post_projection.weight": (WIDTH, 16),
+        "model.embed_tokens.weight": (VOCABULARY, 16),
+        "masked_embedding.centroids.weight": (8, 16),
+        **norms("model.", "norm", width=16),
+    }
+    sandwich = (
+        "input_layernorm",
+        "post_attention_layernorm",
+        "pre_feedforward_layernorm",
+        "post_feedforward_layernorm",
+    )
+    for i, kind in enumerate(ASSISTANT["text_config"]["layer_types"]):
+        layer, width = f"model.layers.{i}.", 16 if kind == "full_attention" else 8
+        shapes |= {
+            **norms(layer, *sandwich, width=16),
+            **norms(layer, "self_attn.q_norm", width=width),
+            f"{layer}self_attn.q_proj.weight": (4 * width, 16),
+            f"{layer}self_attn.o_proj.weight": (16, 4 * width),
+            f"{layer}mlp.gate_proj.weight": (24, 16),
+            f"{layer}mlp.up_proj.weight": (24, 16),
+            f"{layer}mlp.down_proj.weight": (16, 24),
+            f"{layer}layer_scalar": (1,),
+        }
+    return random_head(shapes)
+
+
+class GemmaReference:
+    """One draft after the other over the same keys and values, all at the newest token's position."""
+
+    def __init__(self, model: Any, head: dict[str, mx.array], faults: Collection[str] = ()) -> None:
+        self.w, self.faults = in_float64(head, ""), frozenset(faults)
+        self.embedding = np.array(model.model.embed_tokens.weight, np.float64)
+
+    def follow(
+        self, hidden: Array, newest: int, position: int, kv: dict[str, tuple[Array, Array]], drafts: Sequence[int]
+    ) -> list[Array]:
+        """Logits of each draft. hidden: of the token before the newest. kv: per kind [entries, key heads, width]."""
+        found, token = [], newest
+        for step, draft in enumerate(drafts):
+            at = position + (step if "position" in self.faults else 0)
+            scale = 1.0 if "scale" in self.faults else WIDTH**0.5
+            halves = [self.embedding[token] * scale, hidden]
+            x = np.concatenate(halves[::-1] if "concat" in self.faults else halves)[None]
+            x = x @ self.w["pre_projection.weight"].T
+            for i, kind in enumerate(ASSISTANT["text_config"]["layer_types"]):
+                x = self._layer(x, f"model.layers.{i}.", kv[kind], at)
+            x = rms(x, self.w["model.norm.weight"], EPS)
+            found.append((x @ self.w["model.embed_tokens.weight"].T)[0])
+            hidden, token = (x @ self.w["post_projection.weight"].T)[0], draft
+        return found
+
+    def _layer(self, x: Array, layer: str, kv: tuple[Array, Array], position: int) -> Array:
+        def weight(name: str) -> Array:
+            return self.w[f"{layer}{name}.weight"]
+
+        keys, values = (np.repeat(part, 2, axis=1) for part in kv)
+        q = (rms(x, weight("input_layernorm"), EPS) @ weight("self_attn.q_proj").T).reshape(1, 4, -1)
+        q = rotate(rms(q, weight("self_attn.q_norm"), EPS), [position], THETA, q.shape[-1])[0]
+        shares = softmax(np.einsum("hd,khd->hk", q, keys))
+        out = np.einsum("hk,khd->hd", shares, values).reshape(1, -1) @ weight("self_attn.o_proj").T
+        x = x + rms(out, weight("post_attention_layernorm"), EPS)
+        y = rms(x, weight("pre_feedforward_layernorm"), EPS)
+        gate = y @ weight("mlp.gate_proj").T
+        gelu = 0.5 * gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)))
+        y = (gelu * (y @ weight("mlp.up_proj").T)) @ weight("mlp.down_proj").T
+        return (x + rms(y, weight("post_feedforward_layernorm"), EPS)) * self.w[f"{layer}layer_scalar"]
+
+
+def write_assistant(folder: Path, head: dict[str, mx.array], **changes: Any) -> Path:
+    """The assistant's own folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(ASSISTANT | changes))
+    mx.save_safetensors(str(folder / "model.safetensors"), head)
+    return folder

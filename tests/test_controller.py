@@ -14,8 +14,7 @@ from tiny import ScriptDrafter, ScriptModel, tiny_llama
 
 from localspec.controller import MOST, REPRODUCIBLE, Acceptance, Controller, Costs
 from localspec.drafters import ModelDrafter, NgramDrafter, Proposal
-from localspec.drafters.protocol import Offer
-from localspec.drafters.protocol import Draw
+from localspec.drafters.protocol import Draw, Offer
 from localspec.engine import Engine
 from localspec.target import Target
 

@@ -24,6 +24,8 @@ from localspec.hidden import HiddenStates
 from localspec.models import mtp
 from localspec.noise import Noise
 from localspec.settings import Settings
+from localspec.target import Target
+from localspec.transaction import Transaction
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 35, 8, 9, 7]
 TAPS = (0, 1, 2)
@@ -54,10 +56,9 @@ def _drafter(head: mtp.Head, context: Sequence[int], model: Any = None) -> MTPDr
     """A drafter whose context and hidden states are those of a session that holds `context`."""
     model = target() if model is None else model
     drafter = MTPDrafter(head)
-    hidden = HiddenStates(model, drafter.taps)
-    with hidden.listening(0, len(context) - 1):
-        model(mx.array([list(context[:-1])]))
-    drafter.watch(hidden)
+    transaction = Transaction(Target(model), hidden=HiddenStates(model, drafter.taps))
+    transaction.prefill(context[:-1])
+    drafter.watch(transaction)
     drafter.follow(list(context))
     return drafter
 
@@ -78,7 +79,7 @@ def test_drafts_are_those_of_the_layout(head: mtp.Head, weights: tuple[Path, dic
         assert proposal is not None
         assert proposal.source == "mtp"
         assert proposal.tokens == drafted(reference, _taps(context), context, 3)
-        assert proposal.probabilities == [1.0] * 3
+        assert proposal.probabilities is None
         assert proposal.q is None
 
 
@@ -170,7 +171,7 @@ def test_pairs_without_hidden_states_are_left_out(head: mtp.Head) -> None:
     right positions, and not before it saw the newest."""
     drafter = MTPDrafter(head)
     hidden = HiddenStates(target(), drafter.taps)
-    drafter.watch(hidden)
+    drafter.watch(Transaction(Target(target()), hidden=hidden))
     drafter.follow(PROMPT)
     assert drafter.longest() == 0
     assert drafter.propose(2, _draw()) is None
@@ -179,6 +180,7 @@ def test_pairs_without_hidden_states_are_left_out(head: mtp.Head) -> None:
             target()(mx.array([PROMPT[start : start + rows]]))
     assert drafter.propose(2, _draw()) is not None
     assert drafter._pairs == [2, 3, 4, *range(9, len(PROMPT) - 1)]
+    drafter.commit([])
     drafter.rewind(11)
     assert drafter._pairs == [2, 3, 4, 9]
     drafter.rewind(6)
@@ -191,9 +193,9 @@ def test_pairs_without_hidden_states_are_left_out(head: mtp.Head) -> None:
 def test_positions_count_where_pairs_are_missing(head: mtp.Head, weights: tuple[Path, dict[str, mx.array]]) -> None:
     """With a gap the distance between pairs is that of their tokens."""
     drafter = _drafter(head, PROMPT)
-    assert drafter._hidden is not None
-    gap = drafter._hidden._passes[0]
-    drafter._hidden._passes = [
+    hidden = drafter._hidden()
+    gap = hidden._passes[0]
+    hidden._passes = [
         type(gap)(gap.start, 3, gap.outputs),
         type(gap)(8, gap.stop, [output[:, 8:] for output in gap.outputs]),
     ]
@@ -288,8 +290,10 @@ def _fail_after(session: Any, passes: int, run: Any) -> None:
 
 def test_a_failure_while_drafting_is_put_right(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     session = engine.new_session()
-    settings = Settings(max_tokens=20, draft_length=3)
-    plain = engine.generation(engine.new_session(), PROMPT, Settings(max_tokens=20, speculate=False)).run().ids
+    sampled: dict[str, Any] = {"temperature": 0.8, "seed": 4}
+    settings = Settings(max_tokens=20, draft_length=3, **sampled)
+    cold = Settings(max_tokens=20, speculate=False, **sampled)
+    plain = engine.generation(engine.new_session(), PROMPT, cold).run().ids
     generation = engine.generation(session, PROMPT, settings)
     first = [next(generation).id for _ in range(4)]
 
@@ -302,7 +306,8 @@ def test_a_failure_while_drafting_is_put_right(engine: Engine, monkeypatch: pyte
             generation.run()
     kept = generation.ids
     assert kept[: len(first)] == first
-    again = engine.generation(session, PROMPT + kept, Settings(max_tokens=20 - len(kept), draft_length=3)).run().ids
+    rest = Settings(max_tokens=20 - len(kept), draft_length=3, **sampled)
+    again = engine.generation(session, PROMPT + kept, rest).run().ids
     assert kept + again == plain
 
 
@@ -456,9 +461,9 @@ def test_sessions_share_the_weights_and_free_the_rest(engine: Engine) -> None:
     assert isinstance(other, MTPDrafter)
     assert one.head is other.head
     assert one._cache is not other._cache
-    assert one._hidden is a.transaction.hidden
+    assert one._hidden() is a.transaction.hidden
     a.clear()
-    assert one._hidden is a.transaction.hidden
+    assert one._hidden() is a.transaction.hidden
 
 
 def test_engines_without_taps_keep_nothing() -> None:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import head_families as families
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from mlx.utils import tree_flatten
 
 import localspec
 from localspec.drafters import MTPDrafter
-from localspec.drafters.protocol import Draw, Proposal
+from localspec.drafters.protocol import Draw, UnreadProposal
 from localspec.engine import Engine
 from localspec.errors import IncompatibleDrafterError, IncompleteModelError
 from localspec.models import mtp
@@ -47,7 +48,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Case(request.param, tmp_path_factory.mktemp("model") / "model")
 
 
-def _propose(engine: Engine, length: int, **settings: Any) -> Proposal:
+def _propose(engine: Engine, length: int, **settings: Any) -> UnreadProposal:
     session = engine.new_session()
     session.prepare(PROMPT)
     drafter = next(d for d in session.drafters if isinstance(d, MTPDrafter))
@@ -84,6 +85,14 @@ def test_each_planted_mistake_is_seen(case: Case) -> None:
         wrong = _furthest(case.engine, case.reference("onward"))
         assert wrong[0] < 2e-5
         assert wrong[1] > 1e-5
+
+
+def test_the_hidden_state_may_be_another_one(case: Case) -> None:
+    """For a checkpoint that was trained otherwise than its family."""
+    source = mtp.find(case.folder)
+    assert source is not None
+    engine = Engine(case.model, drafters=[MTPDrafter(mtp.load_head(source, case.model, hidden="before-norm"))])
+    assert max(_furthest(engine, case.reference(), before_norm=True)) < 2e-5
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -159,15 +168,9 @@ def test_quantized_heads_stay_as_they_are_where_the_target_is(case: Case, tmp_pa
 def _quantize_target(folder: Path) -> None:
     """Pack one projection of the first layer, and have the config say so."""
     weights: dict[str, mx.array] = mx.load(str(folder / "model.safetensors"))  # type: ignore[assignment]
-    name = next(
-        n for n in weights if "layers.0." in n and n.endswith(("down_proj.weight", "o_proj.weight", "out_proj.weight"))
-    )
+    own = [n for n in weights if "layers.0." in n and "mtp" not in n and n.endswith("proj.weight")]
+    name = next(n for n in own if weights[n].ndim == 2 and weights[n].shape[-1] % 32 == 0)
     stem = name.removesuffix(".weight")
-    if weights[name].shape[-1] % 32:
-        name = next(
-            n for n in weights if "layers.0." in n and n.endswith("proj.weight") and weights[n].shape[-1] % 32 == 0
-        )
-        stem = name.removesuffix(".weight")
     parts = mx.quantize(weights[name], group_size=32, bits=8)
     weights |= dict(zip((name, f"{stem}.scales", f"{stem}.biases"), parts, strict=True))
     mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
@@ -261,3 +264,82 @@ def test_matrices_of_its_own_are_used_where_they_are_others(tmp_path: Path) -> N
     embedding, output = (np.array(array, np.float64) for array in own.values())
     reference.embedding, reference.output = embedding, output
     assert max(_furthest(engine, reference)) < 2e-5
+
+
+# Gemma 4's assistant, which reads the target's keys and values.
+
+
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    folder = tmp_path_factory.mktemp("gemma")
+    target = write(folder / "target", families.GEMMA, {})
+    return localspec.load(target, mtp=families.write_assistant(folder / "head", families.assistant()), dtype="float32")
+
+
+def _gemma_furthest(engine: Engine, length: int, *faults: str, ids: list[int] | None = None) -> list[float]:
+    """As `_furthest`, behind the first `length` tokens of an endless text."""
+    context = [i * i * 7 % 250 for i in range(length)] if ids is None else ids
+    session = engine.new_session()
+    session.prepare(context)
+    drafter = session.drafters[-1]
+    proposal = drafter.propose(3, Draw(Settings(temperature=1.0, accept="rejection"), Noise(1), 258))
+    assert proposal is not None
+    assert proposal.q is not None
+    kv = {}
+    for kind, cache in zip(("sliding_attention", "full_attention"), session.transaction.caches, strict=True):
+        parts = cache.keys_and_values() if kind == "sliding_attention" else (cache.keys, cache.values)
+        both = [np.array(part[0], np.float64).swapaxes(0, 1) for part in parts]
+        held = [part[: len(context) - 1] if kind == "full_attention" else part for part in both]
+        window = -len(held[0]) if kind == "full_attention" else 1 - families.GEMMA_WINDOW
+        kv[kind] = (held[0][window:], held[1][window:])
+    reference = families.GemmaReference(engine.model, families.assistant(), faults)
+    _, after = hidden_states(engine.model, context[:-1])
+    expected = reference.follow(after[-1], context[-1], len(context) - 1, kv, proposal.tokens)
+    return [
+        float(np.abs(np.array(q, np.float64) - softmax(logits)).max())
+        for q, logits in zip(proposal.q, expected, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("length", [2, 5, 12, 13, 14, 40])
+def test_the_assistant_reads_the_targets_keys_and_values(gemma: Engine, length: int) -> None:
+    """Before its window is full, as it fills, and long after."""
+    assert [drafter.name for drafter in gemma.drafters] == ["ngram", "mtp"]
+    assert max(_gemma_furthest(gemma, length)) < 5e-5
+
+
+@pytest.mark.parametrize("fault", ["scale", "concat"])
+def test_mistakes_with_the_assistant_are_seen(gemma: Engine, fault: str) -> None:
+    assert _gemma_furthest(gemma, 20, fault)[0] > 1e-3
+
+
+def test_the_assistants_position_stays_while_drafts_are_made(gemma: Engine) -> None:
+    assert _gemma_furthest(gemma, 20, "position")[0] < 5e-5
+    assert max(_gemma_furthest(gemma, 20, "position")[1:]) > 2e-4
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_ids_with_the_assistant_are_those_of_plain_decoding(gemma: Engine, temperature: float) -> None:
+    """Through its window, second turns and an edited one."""
+    engine = Engine(gemma.model, drafters=[MTPDrafter(gemma.drafters[-1].head)])  # type: ignore[attr-defined]
+    session, context = engine.new_session(), list(PROMPT)
+    for turn, length in enumerate((1, 2, 3)):
+        settings: dict[str, Any] = {"max_tokens": 15, "temperature": temperature, "seed": turn, "exact": "off"}
+        plain = engine.generation(engine.new_session(), context, Settings(speculate=False, **settings)).run()
+        fast = engine.generation(session, context, Settings(draft_length=length, **settings)).run()
+        assert fast.ids == plain.ids
+        assert fast.stats.drafted > 5
+        context = [*context, *fast.ids, 3 + turn][: 30 if turn == 1 else None]
+    drafter = session.drafters[-1]
+    assert isinstance(drafter, MTPDrafter)
+
+
+def test_an_assistant_without_its_config_is_refused(tmp_path: Path) -> None:
+    target = write(tmp_path / "target", families.GEMMA, {})
+    folder = families.write_assistant(tmp_path / "head", families.assistant())
+    (folder / "config.json").unlink()
+    with pytest.raises(IncompleteModelError, match=r"config\.json, with its text_config, is missing"):
+        localspec.load(target, mtp=folder, dtype="float32")
+    families.write_assistant(tmp_path / "head", families.assistant(), text_config={"num_hidden_layers": "many"})
+    with pytest.raises(IncompleteModelError, match="does not fit"):
+        localspec.load(target, mtp=folder, dtype="float32")

@@ -100,6 +100,62 @@ def rm(name: str) -> None:
     print_line(f"removed {name}: {format_bytes(hub.remove(name))}")
 
 
+@models.command(
+    "add-head",
+    epilog="""\b
+Examples:
+  localspec models add-head ./Qwen3.6-27B mlx-community/Qwen3.6-27B-4bit
+  localspec models add-head ./gemma-4-E4B-it-assistant ./gemma-4-E4B-it-4bit
+""",
+)
+@click.argument("checkpoint", type=click.Path(exists=True))
+@click.argument("target", required=False)
+def add_head(checkpoint: str, target: str | None) -> None:
+    """Take the MTP head out of CHECKPOINT, a Hugging Face folder, and keep it beside TARGET, in TARGET's format.
+
+    TARGET is a converted model: a name or a directory. Without it, the one on this machine that CHECKPOINT fits.
+    From then on TARGET drafts with the head.
+    """
+    from localspec import hub
+    from localspec.checkpoint import read_checkpoint
+    from localspec.errors import IncompleteModelError
+    from localspec.memory import format_bytes
+    from localspec.models.mtp import add_head as add
+    from localspec.models.mtp import find
+
+    source = find(checkpoint)
+    if source is None:
+        raise IncompleteModelError(f"{checkpoint} holds no MTP head: none of its tensors is one of a layout we know")
+    name = target if target is not None else _fitting(Path(checkpoint))
+    file = add(source, read_checkpoint(hub.resolve(name)))
+    print_line(
+        f"{file}: a {source.family} head, {format_bytes(file.stat().st_size)}; {name} drafts with it from now on"
+    )
+
+
+def _fitting(checkpoint: Path) -> str:
+    """The installed model with the sizes of the checkpoint's; an error unless it is the only one."""
+    from localspec import hub
+    from localspec.errors import ModelNotFoundError
+
+    def sizes(folder: Path) -> tuple[Any, ...]:
+        try:
+            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            text = config.get("text_config") or config
+            return tuple(text.get(name) for name in ("hidden_size", "num_hidden_layers", "vocab_size"))
+        except (OSError, ValueError, RecursionError, AttributeError):
+            return ()
+
+    wanted = sizes(checkpoint)
+    fitting = [model.name for model in hub.installed() if wanted and model.complete and sizes(model.path) == wanted]
+    if len(fitting) == 1:
+        return fitting[0]
+    found = f"{len(fitting)} models here fit ({', '.join(fitting)})" if fitting else "no model here fits"
+    raise ModelNotFoundError(
+        f"{found} {checkpoint}: name the target, as in localspec models add-head {checkpoint} TARGET"
+    )
+
+
 def _describe(name: str) -> dict[str, Any]:
     from localspec import hub
     from localspec.errors import ModelNotFoundError

@@ -15,7 +15,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from localspec.drafters.protocol import Drafter, Draw, Proposal, common_prefix
+from localspec.drafters.protocol import Drafter, Draw, UnreadProposal, common_prefix
 from localspec.drafters.trial import Trial
 from localspec.hidden import HiddenStates
 from localspec.models.mtp.head import Head
@@ -23,6 +23,7 @@ from localspec.noise import Stream, round_keys
 from localspec.penalties import penalise
 from localspec.sampling import Distribution, distribution
 from localspec.tokens import Source
+from localspec.transaction import Transaction
 
 CHUNK = 512
 """Most pairs per pass of the head while it reads a prompt."""
@@ -45,8 +46,8 @@ class MTPDrafter(Drafter):
         self.head = head
         self.taps = head.taps
         self.trial = Trial(self.name) if trial is None else trial
-        self._hidden: HiddenStates | None = None
-        self._drafted: list[int] = []
+        self._transaction: Transaction | None = None
+        self._proposed: UnreadProposal | None = None
         self._counts = False
         """Whether the proposal that is out says something of the head."""
         self._empty_cache()
@@ -64,17 +65,17 @@ class MTPDrafter(Drafter):
                 "the MTP head was loaded for another model: load it with load_head(source, model)"
             )
 
-    def watch(self, hidden: HiddenStates) -> None:
-        self._hidden = hidden
+    def watch(self, transaction: Transaction) -> None:
+        self._transaction = transaction
 
     def longest(self) -> int:
         """0 while the hidden state that it would draft from is not known, and for good once it proved to be useless."""
         newest = len(self.context) - 2
-        if self.trial.failed or self._hidden is None or newest < 0:
+        if self.trial.failed or self._transaction is None or newest < 0:
             return 0
-        return 2**31 if self._hidden.spans(newest, newest + 1) else 0
+        return 2**31 if self._hidden().spans(newest, newest + 1) else 0
 
-    def propose(self, length: int, draw: Draw) -> Proposal | None:
+    def propose(self, length: int, draw: Draw) -> UnreadProposal | None:
         if not self.longest():
             return None
         try:
@@ -84,9 +85,9 @@ class MTPDrafter(Drafter):
             self._empty_cache()
             raise
 
-    def _propose(self, length: int, draw: Draw) -> Proposal | None:
+    def _propose(self, length: int, draw: Draw) -> UnreadProposal | None:
         settings, end = draw.settings, len(self.context)
-        coupled = settings.accept == "coupled"
+        coupled, greedy = settings.accept == "coupled", settings.temperature == 0
         stream = Stream.GUMBEL if coupled else Stream.DRAFT
         keys = range(end, end + length) if coupled else round_keys(end, length)
         columns = _Columns(self.head, draw)
@@ -105,66 +106,79 @@ class MTPDrafter(Drafter):
             logits = self.head.logits(outputs)
             if not columns.own:
                 logits = columns.spread(logits, -math.inf)
+            if settings.changes_logits:
                 fed = mx.concatenate([mx.array(self.context[-1:], mx.uint32), *tokens])
                 logits = penalise(logits, settings, self.context[:-1], fed, draw.vocabulary_size)
-                if allowed is not None:
-                    logits = mx.where(mx.array(allowed[: logits.shape[-1]]), logits, -math.inf)
+            if allowed is not None:
+                logits = mx.where(mx.array(allowed[: logits.shape[-1]]), logits, -math.inf)
+            if greedy:
+                tokens.append(columns.ids(mx.argmax(logits, axis=-1)))
+                continue
             drawn = distribution(logits, settings, draw.coins(end + i, 1), draw.xtc_exempt)
-            noise = None if drawn.greedy else draw.noise.gumbel([keys[i]], draw.vocabulary_size, stream)
-            y = drawn.choose(None if noise is None else columns.of(noise))
-            tokens.append(columns.ids(y))
-            chances.append(drawn.log_probability_of(y))
-            if not coupled and not drawn.greedy:
+            chosen = drawn.choose(columns.of(draw.noise.gumbel([keys[i]], draw.vocabulary_size, stream)))
+            tokens.append(columns.ids(chosen))
+            chances.append(drawn.log_probability_of(chosen))
+            if not coupled:
                 rows.append(columns.q(drawn))
         # What the head said on its own outputs is not the context's: it goes, whatever becomes of the drafts.
         self._cut(len(self._pairs))
         if not tokens:
             mx.eval(self._cache.arrays())
             return None
-        ids, chance = mx.concatenate(tokens), mx.exp(mx.concatenate(chances))
-        mx.eval(ids, chance, *rows)
-        self._drafted = ids.tolist()  # type: ignore[assignment]
+        ids = mx.concatenate(tokens)
+        chance = mx.exp(mx.concatenate(chances)) if chances else None
+        q = mx.concatenate(rows) if rows else None
+        # Begun, not waited for: the device drafts while the target's pass is being built.
+        mx.async_eval([array for array in (ids, chance, q) if array is not None])  # type: ignore[no-untyped-call]
+        self._proposed = UnreadProposal(ids, self.name, q, chance)
         self._counts = not settings.logits_processors and draw.allowed is None
-        chances_drawn: list[float] = chance.tolist()  # type: ignore[assignment]
-        sound = next((i for i, one in enumerate(chances_drawn) if not math.isfinite(one)), length)
-        proposal = Proposal(self._drafted, self.name, mx.concatenate(rows) if rows else None, chances_drawn)
-        return proposal.cut(sound) if sound else None
+        return self._proposed
 
     def commit(self, tokens: Sequence[int]) -> None:
-        if self._drafted and self._counts:
-            accepted = common_prefix(self._drafted, tokens)
-            self.trial.book(min(len(self._drafted), len(tokens)), accepted)
-        self._drafted = []
+        if self._proposed is not None and self._counts:
+            drafted = self._proposed.tokens
+            self.trial.book(min(len(drafted), len(tokens)), common_prefix(drafted, tokens))
+        self._proposed = None
         self.context.extend(tokens)
 
     def rewind(self, length: int) -> None:
         self.context = self.context[:length]
-        self._drafted = []
+        if self._proposed is not None:
+            # It was not committed: its round failed, and so may have what was computed for it.
+            self._empty_cache()
         self._cut(bisect_left(self._pairs, len(self.context) - 1))
 
     def reset(self) -> None:
         super().reset()
-        self._drafted = []
         self._empty_cache()
 
     def _catch_up(self) -> mx.array:
         """Run the pairs of the context that are not in the cache; the output of the newest, [1, width], lazy."""
-        assert self._hidden is not None
-        newest = len(self.context) - 2
+        assert self._transaction is not None
+        newest, known = len(self.context) - 2, self._hidden()
+        if self.head.borrows:
+            self._cache = self.head.borrow(self._transaction.caches)
+            hidden = self.head.join(known.rows(self.taps, newest, newest + 1))
+            return self.head.run(hidden, mx.array(self.context[-1:], mx.uint32), self._cache, newest)
         self._cut(bisect_left(self._pairs, newest))  # the newest runs again: nobody kept what it gave
         start = self._pairs[-1] + 1 if self._pairs else 0
         outputs: mx.array | None = None
-        for first, behind in self._hidden.spans(start, newest + 1):
+        for first, behind in known.spans(start, newest + 1):
             for a in range(first, behind, CHUNK):
                 b = min(a + CHUNK, behind)
                 if outputs is not None:
                     # A prompt goes chunk by chunk; of all but the newest pair only keys and values are computed.
                     mx.eval(self._cache.arrays())
-                hidden = self.head.join(self._hidden.rows(self.taps, a, b))
+                hidden = self.head.join(known.rows(self.taps, a, b))
                 outputs = self.head.run(hidden, mx.array(self.context[a + 1 : b + 1], mx.uint32), self._cache, a)[-1:]
                 self._pairs.extend(range(a, b))
         assert outputs is not None
         return outputs
+
+    def _hidden(self) -> HiddenStates:
+        hidden = None if self._transaction is None else self._transaction.hidden
+        assert hidden is not None  # a session with a drafter that has taps keeps them
+        return hidden
 
     def _cut(self, entries: int) -> None:
         del self._pairs[entries:]
@@ -174,7 +188,7 @@ class MTPDrafter(Drafter):
         self._cache = self.head.new_cache()
         self._pairs: list[int] = []
         """The pair of each entry of the cache, ascending."""
-        self._drafted = []
+        self._proposed = None
 
 
 class _Columns:
@@ -184,7 +198,7 @@ class _Columns:
         settings = draw.settings
         self._ids = head.draft_ids
         self._size = draw.vocabulary_size
-        by_id = settings.xtc_probability > 0 or draw.allowed is not None or _penalises(draw)
+        by_id = settings.xtc_probability > 0 or draw.allowed is not None or settings.changes_logits
         self.own = self._ids is not None and not by_id
         """Whether all is done in the head's own columns: nothing that the settings ask for goes by ids."""
 
@@ -211,10 +225,3 @@ class _Columns:
         """What was drawn from, float32 [rows, the target's vocabulary]."""
         q = drawn.probabilities()
         return self.spread(q, 0.0) if self.own else q
-
-
-def _penalises(draw: Draw) -> bool:
-    settings = draw.settings
-    return bool(
-        settings.logit_bias or settings.repetition_penalty or settings.presence_penalty or settings.frequency_penalty
-    )

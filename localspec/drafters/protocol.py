@@ -6,16 +6,19 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from localspec.hidden import HiddenStates, Tap
+from localspec.hidden import Tap
 from localspec.noise import Noise, Stream
 from localspec.settings import Settings
 from localspec.tokens import Level, Source
+
+if TYPE_CHECKING:
+    from localspec.transaction import Transaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,11 +186,11 @@ class Drafter(ABC):
             shared = len(self.context)
         self.commit(ids[shared:])
 
-    def watch(self, hidden: HiddenStates) -> None:  # noqa: B027 - most drafters have no taps
-        """From now on the hidden states of the session's caches are in `hidden`, by position.
+    def watch(self, transaction: Transaction) -> None:  # noqa: B027 - most drafters have no taps
+        """From now on the session's caches are those of `transaction`, and the hidden states of its taps are in there.
 
         Called whenever the session starts with empty caches, if any of its drafters has taps. While a proposal is asked
-        for, they are those of the context without its newest token, as far as they are remembered.
+        for, both are those of the context without its newest token; only the newest hidden states are remembered.
         """
 
     def settle(self) -> None:  # noqa: B027 - most drafters leave nothing to the device

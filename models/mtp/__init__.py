@@ -9,14 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from localspec.models.mtp.choice import choose
+    from localspec.models.mtp.convert import add_head
     from localspec.models.mtp.head import Head
     from localspec.models.mtp.registry import find
     from localspec.models.mtp.source import HeadSource
     from localspec.models.mtp.weights import load_head
 
-__all__ = ["Head", "HeadSource", "choose", "find", "load_head"]
+__all__ = ["Head", "HeadSource", "add_head", "choose", "find", "load_head"]
 
-_HOMES = {"Head": "head", "HeadSource": "source", "choose": "choice", "find": "registry", "load_head": "weights"}
+_HOMES = {
+    "Head": "head",
+    "HeadSource": "source",
+    "add_head": "convert",
+    "choose": "choice",
+    "find": "registry",
+    "load_head": "weights",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -98,7 +98,7 @@ def _sanitized(trunk: Trunk, weights: Weights) -> Weights:
     """The block's weights as mlx-lm wants a layer's, which joins experts, splits projections and unpacks 8-bit floats:
     the target's own rules, told that the block is the first and only layer of a model."""
     layer = "model.layers.0."
-    model: Any = sys.modules[type(trunk.layers[-1]).__module__].Model  # type: ignore[attr-defined]
+    model: Any = sys.modules[type(trunk.layers[-1]).__module__].Model
     alone = SimpleNamespace(args=replace(trunk.args, num_hidden_layers=1))
     named = {name if name.startswith(_OWN) else f"{layer}{name}": array for name, array in weights.items()}
     found: Weights = model.sanitize(alone, named)

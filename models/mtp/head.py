@@ -67,6 +67,9 @@ class HeadCache:
 class Head(nn.Module):  # type: ignore[misc]
     """One head on one target. Its parameters are the checkpoint's, under the checkpoint's names behind the prefix."""
 
+    borrows = False
+    """Whether it has no keys and values of its own: only the newest pair of a context is run, over the target's."""
+
     def __init__(self, trunk: Trunk, taps: Sequence[Tap] = ("after-norm",)) -> None:
         """`taps`: the hidden states that `join` takes, in its order."""
         super().__init__()
@@ -87,6 +90,10 @@ class Head(nn.Module):  # type: ignore[misc]
     def new_cache(self) -> Any:
         """An empty cache for `run`."""
         return HeadCache()
+
+    def borrow(self, caches: Sequence[Any]) -> Any:
+        """For `run`, what a head that borrows reads of the target's caches, as they are now."""
+        raise NotImplementedError
 
     def join(self, rows: Sequence[mx.array]) -> mx.array:
         """The hidden states [rows, hidden] that pairs are made of, from those of the taps, [rows, hidden] each."""

@@ -115,7 +115,7 @@ def _with_factors(weights: Weights, source: HeadSource) -> Weights:
         array = weights.get(f"{name}.weight")
         if array is None:
             raise IncompleteModelError(f"{source.path} is not a whole head: {source.prefix}{name}.weight is missing")
-        return float(array.astype(mx.float32).mean().item())
+        return array.astype(mx.float32).mean().item()  # type: ignore[return-value]
 
     block = [f"layers.0.{name}" for name in _BLOCK_NORMS]
     centred = [*block, *_FIRST_NORMS] if median(map(mean, block)) < SHIFTED else []

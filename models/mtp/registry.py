@@ -11,10 +11,10 @@ from typing import Any
 
 from localspec.checkpoint import Checkpoint, Tensor, read_header
 from localspec.errors import IncompleteModelError
-from localspec.models.mtp import deepseek, mimo, own, qwen3_next
+from localspec.models.mtp import deepseek, gemma4, mimo, own, qwen3_next
 from localspec.models.mtp.source import HeadSource
 
-FAMILIES: dict[str, ModuleType] = {family.NAME: family for family in (own, qwen3_next, deepseek, mimo)}
+FAMILIES: dict[str, ModuleType] = {family.NAME: family for family in (own, qwen3_next, deepseek, mimo, gemma4)}
 """By name. Each has `prefix(tensors, metadata)` and `build(trunk, weights, source)`; the first that claims wins."""
 
 CONVERTED, VERSION, PREFIX = "localspec-head", "1", "head."

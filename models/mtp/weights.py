@@ -9,6 +9,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from localspec.errors import IncompatibleDrafterError, IncompleteModelError
+from localspec.hidden import Tap
 from localspec.models.mtp.head import Head, Weights
 from localspec.models.mtp.registry import FAMILIES
 from localspec.models.mtp.source import HeadSource
@@ -19,16 +20,21 @@ _PACKED = {(4, 16): "nvfp4", (4, 32): "mxfp4", (8, 32): "mxfp8"}
 """(bits, group size) of the formats whose scales are bytes."""
 
 
-def load_head(source: HeadSource, model: Any, tokenizer: Any = None) -> Head:
+def load_head(source: HeadSource, model: Any, tokenizer: Any = None, *, hidden: Tap | None = None) -> Head:
     """The head of `source` for `model`, what mlx_lm.load returned; its weights evaluated, in the calling thread.
 
-    tokenizer: the model's; with it, a head that names its vocabulary is held to that. Where the model's matrices are
-    floats the head's are too, of the same dtype; where they are quantized, the head's stay as they are stored. Raises
+    tokenizer: the model's; with it, a head that names its vocabulary is held to that. hidden: the hidden state that it
+    is given, where its family's is not the one that it was trained on. Where the model's matrices are floats the head's
+    are too, of the same dtype; where they are quantized, the head's stay as they are stored. Raises
     IncompatibleDrafterError for another model's head, IncompleteModelError for one that lacks tensors, or has some that
     no training touched.
     """
     trunk = trunk_of(model)
     head = build_head(source, trunk, tokenizer)
+    if hidden is not None:
+        if len(head.taps) != 1:
+            raise IncompatibleDrafterError(f"the head at {source.path} reads several hidden states, not one to choose")
+        head.taps = (hidden,)
     quantized = any("scales" in module for module in _modules(trunk.layers))
     _cast(head, trunk.dtype, keep_quantized=quantized)
     evaluate(head)
