@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from math import exp, log
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from localspec.drafters.evidence import DOUBT, NAMES, UNSEEN, WEIGHTS
 from localspec.drafters.ngram import LEAST
 from localspec.drafters.protocol import Draw
 from localspec.ngrams import answers, store
+from localspec.ngrams.answers import Answers, joined
 from localspec.ngrams.store import NgramStore, contexts
 from localspec.noise import Noise
 from localspec.settings import Settings
@@ -196,6 +198,7 @@ def test_chances_are_those_of_what_is_known(context: list[int]) -> None:
     """The drafter weighs as it goes; this is what it must come to."""
     known = NgramStore()
     known.merge(*contexts([1, 2, 3, 0, 1, 2, 2, 1, 0, 3, 3, 1], 0), day=1)
+    known.answers = Answers(joined(np.empty(0, np.uint32), [[1, 2, 3, 0, 1, 2, 2, 1], [0, 3, 3, 1, 1, 2, 3, 3]]))
     for levels in ((), (("learned", lambda: known),)):
         following = Continuations(levels)
         for token in context:
@@ -399,6 +402,134 @@ def test_ngram_work_per_token_does_not_grow_with_the_history() -> None:
         work.append(looked / 100)
     assert work[0] > 10
     assert work[1] < 2 * work[0]
+
+
+# -- earlier answers --------------------------------------------------------------------------------------------------
+
+ANSWERED = list(range(100, 160))
+
+
+class _Kept:
+    """A level that has answers, and their counts."""
+
+    def __init__(self, *texts: Sequence[int]) -> None:
+        self.store = NgramStore()
+        for text in texts:
+            self.store.merge(*contexts(text, 0), day=1)
+        self.texts = texts
+        self.keep(*texts)
+
+    def keep(self, *texts: Sequence[int]) -> None:
+        self.store.answers = Answers(joined(np.empty(0, np.uint32), texts))
+
+    def drafter(self) -> NgramDrafter:
+        return NgramDrafter((("learned", lambda: self.store),))
+
+
+def _drafted(drafter: NgramDrafter, length: int = 8) -> list[int]:
+    proposal = drafter.propose(length, _draw(1_000))
+    return proposal.tokens if proposal else []
+
+
+def test_an_earlier_answer_is_followed_to_its_end() -> None:
+    drafter = _Kept(ANSWERED, list(range(200, 240))).drafter()
+    drafter.commit([1, 2, *ANSWERED[:8]])
+    proposal = drafter.propose(4, _draw(1_000))
+    assert proposal is not None
+    assert proposal.tokens == ANSWERED[8:12]
+    assert proposal.levels == ["learned"] * 4
+    assert proposal.match_length == 8
+    assert proposal.confidence == sorted(proposal.confidence or [])
+    drafter.commit(ANSWERED[8:-2])
+    assert _drafted(drafter) == ANSWERED[-2:]  # and not into the next
+    drafter.commit(ANSWERED[-2:])
+    assert _drafted(drafter) == []
+    drafter.commit([3])
+    assert _drafted(drafter) == []
+
+
+@pytest.mark.parametrize("changed", [[99], [99, 98, 97]], ids=["replaced", "put in"])
+def test_an_earlier_answer_is_followed_across_a_change(changed: list[int]) -> None:
+    drafter = _Kept(ANSWERED).drafter()
+    drafter.commit([*ANSWERED[:20], *changed, ANSWERED[21 if len(changed) == 1 else 20]])
+    first = 22 if len(changed) == 1 else 21
+    assert _drafted(drafter, 1) == ANSWERED[first : first + 1]
+
+
+def test_the_longest_match_in_earlier_answers_counts_and_of_equals_the_latest() -> None:
+    deep, late = [7, *ANSWERED[:9], 71, 72], [6, *ANSWERED[:9], 61, 62]
+    drafter = _Kept(deep, late, [5, *ANSWERED[:9], 51, 52]).drafter()
+    drafter.commit([7, *ANSWERED[:9]])
+    assert _drafted(drafter, 2) == [71, 72]
+    drafter = _Kept(deep, late).drafter()
+    drafter.commit(ANSWERED[:9])
+    assert _drafted(drafter, 2) == [61, 62]
+
+
+def test_the_answers_whole_say_what_the_counts_are_too_short_for() -> None:
+    """Of two answers that part behind the same six tokens, the one that this text began like."""
+    same = list(range(300, 306))
+    one, other = [*ANSWERED[:6], *same, 71, 72], [*ANSWERED[20:26], *same, 61, 62]
+    for texts in ([one, other], [one, other, other]):
+        drafter = _Kept(*texts).drafter()
+        drafter.commit([*ANSWERED[:6], *same])
+        assert _drafted(drafter, 2) == [71, 72]
+
+
+def test_an_answer_learned_meanwhile_moves_no_place() -> None:
+    kept = _Kept(ANSWERED)
+    drafter = kept.drafter()
+    drafter.commit(ANSWERED[:8])
+    kept.keep(list(range(400, 430)), *kept.texts)  # as if the file had been replaced: indices are others
+    assert _drafted(drafter, 4) == ANSWERED[8:12]
+    drafter.commit(ANSWERED[8:10])
+    assert _drafted(drafter, 4) == ANSWERED[10:14]
+    drafter.rewind(8)
+    assert _drafted(drafter, 4) == ANSWERED[8:12]
+    kept.keep()
+    drafter.commit(ANSWERED[8:10])
+    assert drafter._next._repeated == Alignment()
+
+
+@given(
+    steps=st.lists(st.tuples(st.booleans(), st.lists(st.integers(0, 2), max_size=6), st.integers(0, 30)), max_size=10)
+)
+def test_with_earlier_answers_too_the_state_depends_on_the_context_only(
+    steps: list[tuple[bool, list[int], int]],
+) -> None:
+    kept = _Kept([0, 1, 2, 0, 0, 1, 1, 2], [2, 2, 1, 0], [1, 1, 0, 2, 1, 0])
+    drafter = kept.drafter()
+    for commits, tokens, length in steps:
+        if commits:
+            drafter.commit(tokens)
+        else:
+            drafter.rewind(length)
+        again = kept.drafter()
+        for token in drafter.context:
+            again.commit([token])
+        assert _content(again) == _content(drafter)
+        assert again.propose(4, _draw()) == drafter.propose(4, _draw())
+
+
+def test_a_draft_judges_the_earlier_answer_as_the_text_will_once_it_went_that_way() -> None:
+    drafter = _Kept(ANSWERED).drafter()
+    drafter.commit(ANSWERED[:8])
+    at = drafter._next.now()
+    for token in ANSWERED[8:16]:
+        ((_, found, _, at),) = drafter._next.steps(at)
+        assert found == token
+        drafter.commit([token])
+        now = drafter._next.now()[4]
+        assert at[4] is not None
+        assert now is not None
+        assert at[4][0] == now[0]
+        assert at[4][1:] == pytest.approx(now[1:])
+
+
+def test_under_other_rules_earlier_answers_are_not_followed() -> None:
+    drafter = _Kept(ANSWERED).drafter()
+    drafter.commit(ANSWERED[:8])
+    assert drafter.propose(4, _draw(1_000, accept="rejection", temperature=1.0)) is None
 
 
 def _content(drafter: Any) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from localspec.ngrams.answers import END
 from localspec.ngrams.store import ORDERS, ROW_BYTES, Columns, NgramStore, Tokens
 
 MAGIC = b"LSNGRAM\n"
@@ -129,6 +130,8 @@ def read(path: Path, fingerprint: str | None = None) -> tuple[Content, Stamp]:
     if fingerprint is not None and content.fingerprint != fingerprint:
         raise DamagedFileError("it belongs to another tokenizer")
     _check(content.columns)
+    if content.answers.size and content.answers[-1] != END:
+        raise DamagedFileError("its last answer has no end")
     return content, stamp_of(status)
 
 
