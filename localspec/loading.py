@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from localspec import hub, memory
 from localspec.checkpoint import Checkpoint, context_length, end_ids, read_checkpoint
-from localspec.errors import IncompleteModelError, InsufficientMemoryError, SettingsError, UnsupportedModelError
+from localspec.errors import (
+    IncompatibleDrafterError,
+    IncompleteModelError,
+    InsufficientMemoryError,
+    SettingsError,
+    UnsupportedModelError,
+)
 from localspec.memory import format_bytes
 from localspec.models import catalogue
 from localspec.package import Progress
@@ -47,6 +53,7 @@ def load(
     name: str | os.PathLike[str],
     *,
     draft: str | os.PathLike[str] | None = None,
+    draft_through_text: bool = False,
     dtype: str | None = None,
     drafters: Sequence[Any] | None = None,
     progress: Progress | None = None,
@@ -57,9 +64,10 @@ def load(
     """Load a model by catalogue name, local directory or hub id, fetching it if need be, and make an engine of it.
 
     `draft` names a smaller model with the same vocabulary that drafts for it, after the other `drafters` (n-grams when
-    None). `dtype` is one of DTYPES; None takes what runs fastest on this machine. `kernels` and `learn` are as in
-    Engine; `notify` is told in one line what is amiss with what was learned, None warns. Everything is loaded and
-    evaluated in the calling thread, which is the one to generate in.
+    None); "layers" or "layers:N" has it draft for itself, with N of its layers. `draft_through_text` allows a draft
+    with another vocabulary, which is slower. `dtype` is one of DTYPES; None takes what runs fastest on this machine.
+    `kernels` and `learn` are as in Engine; `notify` is told in one line what is amiss with what was learned, None
+    warns. Everything is loaded and evaluated in the calling thread, which is the one to generate in.
     """
     from localspec.engine import Engine
     from localspec.kernels.selection import Kernels
@@ -68,7 +76,10 @@ def load(
         raise SettingsError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
     kernels = kernels if isinstance(kernels, Kernels) else Kernels(kernels)
     plan = _plan(os.fspath(name), dtype, progress)
-    draft_plan = _plan(os.fspath(draft), dtype, progress) if draft is not None else None
+    own_layers = layers_asked_for(draft)
+    if draft_through_text and (draft is None or own_layers is not None):
+        raise SettingsError("drafting through text takes a draft model: name one with draft (--draft NAME)")
+    draft_plan = _plan(os.fspath(draft), dtype, progress) if draft is not None and own_layers is None else None
     _require_memory(plan, draft_plan)
     tokenizer = load_tokenizer(plan.checkpoint)
     learning: bool | Learning = False
@@ -76,19 +87,44 @@ def load(
         from localspec.learning import Learning
 
         learning = Learning(tokenizer, label=plan.name, say=notify)
+    draft_tokenizer, through_text = None, False
     if draft_plan is not None:
-        check_same_vocabulary(tokenizer, load_tokenizer(draft_plan.checkpoint))
+        draft_tokenizer = load_tokenizer(draft_plan.checkpoint)
+        try:
+            check_same_vocabulary(tokenizer, draft_tokenizer)
+        except IncompatibleDrafterError:
+            if not draft_through_text:
+                raise
+            through_text = True
     chosen: list[Any] = ["ngram"] if drafters is None else list(drafters)
     model = load_weights(plan.checkpoint, plan.dtype)
     if draft_plan is not None:
-        from localspec.drafters import ModelDrafter
+        from localspec.drafters import ModelDrafter, TextDrafter
 
         draft_model = load_weights(draft_plan.checkpoint, draft_plan.dtype)
-        chosen.append(ModelDrafter(draft_model, context_length=context_length(draft_plan.checkpoint.config)))
+        draft_window = context_length(draft_plan.checkpoint.config)
+        if through_text:
+            chosen.append(TextDrafter(draft_model, draft_tokenizer, tokenizer, context_length=draft_window))
+        else:
+            chosen.append(ModelDrafter(draft_model, context_length=draft_window))
+    if own_layers is not None:
+        from localspec.drafters.layer_skip import layer_skip
+
+        chosen.append(layer_skip(model, own_layers or None))
     window = context_length(plan.checkpoint.config)
     return Engine(
         model, tokenizer, drafters=chosen, name=plan.name, context_length=window, kernels=kernels, learn=learning
     )
+
+
+def layers_asked_for(draft: str | os.PathLike[str] | None) -> int | None:
+    """How many of the target's own layers are to draft: N of "layers:N", 0 of "layers"; None for all other drafts."""
+    kind, colon, count = ("" if draft is None else os.fspath(draft)).partition(":")
+    if kind != "layers":
+        return None
+    if colon and not (count.isascii() and count.isdigit() and int(count)):
+        raise SettingsError(f'"layers:N" runs N of the model\'s layers, at least 1, not {count!r}')
+    return int(count) if colon else 0
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> Any:

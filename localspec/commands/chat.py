@@ -68,6 +68,7 @@ def chat(
     prompt: str | None,
     system: str | None,
     draft: str | None,
+    draft_through_text: bool,
     no_speculation: bool,
     max_tokens: int | None,
     json_schema: str | None,
@@ -104,14 +105,23 @@ def chat(
     text = _read_prompt(prompt) if one_shot else None
     name = model or default_model()
     if text is None:
+        from localspec.loading import layers_asked_for
         from localspec.tui.app import run_chat
 
         notes: list[str] = []  # the chat has the screen until it ends
-        fetch(name, *([draft] if draft else []))  # now, while there is a plain terminal for the progress
+        named = [] if draft is None or layers_asked_for(draft) is not None else [draft]
+        fetch(name, *named)  # now, while there is a plain terminal for the progress
 
         def open_conversation() -> Conversation:
             engine = loading(
-                name, draft=draft, dtype=dtype, kernels=kernels, show=False, learn=not private, note=notes.append
+                name,
+                draft=draft,
+                draft_through_text=draft_through_text,
+                dtype=dtype,
+                kernels=kernels,
+                show=False,
+                learn=not private,
+                note=notes.append,
             )
             return engine.conversation(system)
 
@@ -123,7 +133,9 @@ def chat(
         title = f"{name} · private" if private else name
         run_chat(open_conversation, title=title, settings=settings, learns=not private, at_end=tell_notes)
         return
-    engine = loading(name, draft=draft, dtype=dtype, kernels=kernels, learn=not private)
+    engine = loading(
+        name, draft=draft, draft_through_text=draft_through_text, dtype=dtype, kernels=kernels, learn=not private
+    )
     conversation = engine.conversation(system)
     tell = say if verbose or is_terminal(sys.stderr) else _silent
     generation = conversation.send(text, **settings)

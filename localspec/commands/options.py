@@ -75,10 +75,10 @@ def model_argument(command: Command) -> Command:
 
 
 def draft_options(command: Command) -> Command:
-    """--draft, --draft-length and --exact."""
+    """--draft, --draft-through-text, --draft-length and --exact."""
     return _stack(
         command,
-        draft_option,
+        draft_model_options,
         click.option(
             "--draft-length",
             type=DraftLength(),
@@ -88,10 +88,18 @@ def draft_options(command: Command) -> Command:
     )
 
 
-def draft_option(command: Command) -> Command:
-    """--draft."""
-    return click.option("--draft", metavar="MODEL", help="A small model that drafts, with the same vocabulary.")(
-        command
+def draft_model_options(command: Command) -> Command:
+    """--draft and --draft-through-text."""
+    return _stack(
+        command,
+        click.option(
+            "--draft",
+            metavar="MODEL",
+            help="A small model that drafts, with the same vocabulary; or layers, or layers:N: (N of) its own layers.",
+        ),
+        click.option(
+            "--draft-through-text", is_flag=True, help="Allow a --draft with another vocabulary, which is slower."
+        ),
     )
 
 

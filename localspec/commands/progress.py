@@ -33,6 +33,7 @@ def loading(
     name: str,
     *,
     draft: str | None,
+    draft_through_text: bool = False,
     dtype: str,
     kernels: str,
     show: bool = True,
@@ -51,6 +52,7 @@ def loading(
         return localspec.load(
             name,
             draft=draft,
+            draft_through_text=draft_through_text,
             dtype=None if dtype == "auto" else dtype,
             progress=progress,
             kernels=Kernels(kernels, notify=lambda line: note(f"localspec: {line}")),

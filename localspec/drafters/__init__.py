@@ -5,13 +5,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from localspec.drafters.layer_skip import LayerSkipDrafter
     from localspec.drafters.ngram import NgramDrafter
     from localspec.drafters.protocol import Drafter, Proposal
     from localspec.drafters.small_model import ModelDrafter
+    from localspec.drafters.through_text import TextDrafter
 
-__all__ = ["Drafter", "ModelDrafter", "NgramDrafter", "Proposal"]
+__all__ = ["Drafter", "LayerSkipDrafter", "ModelDrafter", "NgramDrafter", "Proposal", "TextDrafter"]
 
-_HOMES = {"NgramDrafter": "ngram", "ModelDrafter": "small_model", "Drafter": "protocol", "Proposal": "protocol"}
+_HOMES = {
+    "Drafter": "protocol",
+    "LayerSkipDrafter": "layer_skip",
+    "ModelDrafter": "small_model",
+    "NgramDrafter": "ngram",
+    "Proposal": "protocol",
+    "TextDrafter": "through_text",
+}
 
 
 def __getattr__(name: str) -> Any:
