@@ -25,7 +25,7 @@ _ROWS = 2
 """Rows of the pass that shows whether a model runs without the other layers."""
 
 
-class Skipped(nn.Module):
+class Skipped(nn.Module):  # type: ignore[misc]
     """Stands in for a layer: its output is its input. What else is asked of it, the layer answers.
 
     The layer is not among its children: whoever goes through the model's modules finds those that run.
@@ -45,7 +45,7 @@ class Skipped(nn.Module):
         return getattr(layer, name)
 
 
-class ShallowModel(nn.Module):
+class ShallowModel(nn.Module):  # type: ignore[misc]
     """A model of mlx-lm running some of its layers only, then its own final norm and head.
 
     Called like the model, with one cache per layer that runs, as `make_cache` makes them. Other attributes are the
