@@ -24,13 +24,13 @@ PROVENANCE: dict[Source, Provenance] = {
     "ngram": Provenance("n-gram", "guessed from text seen before, and the model agreed"),
     "mtp": Provenance("MTP", "guessed by the model's own extra heads, and the model agreed"),
     "draft": Provenance("draft", "guessed by the small draft model, and the model agreed"),
-    "skip": Provenance("layers", "guessed by some of the model's own layers, and the whole model agreed"),
-    "text": Provenance("by text", "guessed by a draft model with other tokens, through the text, and the model agreed"),
     "resampled": Provenance("resampled", "the model disagreed with the guess and wrote this instead"),
     "bonus": Provenance("bonus", "the model's own next token after a guess that was right to its end"),
+    "skip": Provenance("skip", "guessed by some of the model's own layers, and the whole model agreed"),
+    "text": Provenance("text", "guessed by a draft model with other tokens, through the text, and the model agreed"),
     "grammar": Provenance("grammar", "the only token that the asked-for form allowed there"),
 }
-"""Every source, in the order of the legend."""
+"""Every source, in the order of the legend, which leaves out the last ones where there is no room."""
 
 RARE: frozenset[Source] = frozenset({"skip", "text", "grammar"})
 """Those that have to be asked for: the legend has no room for all at once."""
