@@ -16,7 +16,7 @@ from tiny import TableModel, chat_engine, random_table, tiny_gemma, tiny_llama
 
 from localspec import load
 from localspec.drafters import LayerSkipDrafter, shallow
-from localspec.drafters.layer_skip import choose_layers, layer_skip, spread
+from localspec.drafters.layer_skip import choose_layers, default_layers, layer_skip
 from localspec.drafters.shallow import ShallowModel, Skipped
 from localspec.engine import Engine
 from localspec.errors import IncompatibleDrafterError, SettingsError
@@ -223,10 +223,10 @@ class TestChoice:
     def test_every_kind_of_layer_runs(self) -> None:
         assert choose_layers(tiny_gemma(), 1) == (0, 1)
 
-    def test_spread_takes_so_many_different_ones(self) -> None:
+    def test_the_default_takes_so_many_different_ones(self) -> None:
         for of in range(2, 40):
             for count in range(1, of + 1):
-                layers = spread(count, of)
+                layers = default_layers(count, of)
                 assert layers == sorted(set(layers))
                 assert len(layers) == count
                 assert layers[0] >= 0

@@ -72,14 +72,14 @@ class Choice:
 
 def choices(of: int, counts: Sequence[int]) -> list[Choice]:
     """For each number of layers: what is default, the beginning, both ends, evenly."""
-    from localspec.drafters.layer_skip import spread
+    from localspec.drafters.layer_skip import default_layers
 
     found: dict[tuple[int, ...], Choice] = {}
     for count in counts:
         ends = {*range(count - count // 4), *range(of - count // 4, of)}
         even = {round(i * (of - 1) / max(count - 1, 1)) for i in range(count)}
         for name, layers in (
-            ("default", spread(count, of)),
+            ("default", default_layers(count, of)),
             ("first", range(count)),
             ("both ends", ends),
             ("evenly", even),
