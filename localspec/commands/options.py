@@ -96,8 +96,8 @@ def drafter_options(command: Command) -> Command:
             "--draft",
             metavar="auto|MODEL|layers[:N]|none",
             default="auto",
-            help="A smaller model with the same vocabulary that drafts, or (N of) the model's own layers; auto takes its "
-            "MTP head, or a model that is here and known to fit, and fetches nothing.  [default: auto]",
+            help="A smaller model with the same vocabulary that drafts, or (N of) the model's own layers; auto takes "
+            "its MTP head, or a model that is here and known to fit, and fetches nothing.  [default: auto]",
         ),
         click.option(
             "--mtp",
