@@ -264,7 +264,7 @@ class TestLoad:
     ) -> None:
         tokens = byte_tokens()
         tokens[0], tokens[1] = tokens[1], tokens[0]
-        save_model(tmp_path / "target")
+        save_model(tmp_path / "target", num_hidden_layers=6)
         save_model(tmp_path / "draft", tokens=tokens)
         monkeypatch.setattr(loading, "load_weights", lambda *_: pytest.fail("loaded all the same"))
         with pytest.raises(IncompatibleDrafterError, match="id 0 "):

@@ -424,7 +424,7 @@ class TestRefusals:
     def test_another_vocabulary_is_refused_unless_it_is_allowed(self, tmp_path: Path) -> None:
         tokens = byte_tokens()
         tokens[0], tokens[1] = tokens[1], tokens[0]
-        save_model(tmp_path / "target")
+        save_model(tmp_path / "target", num_hidden_layers=6)
         save_model(tmp_path / "draft", tokens=tokens, seed=2)
         with pytest.raises(IncompatibleDrafterError, match="--draft-through-text"):
             load(tmp_path / "target", draft=tmp_path / "draft", dtype="float32")
@@ -434,14 +434,14 @@ class TestRefusals:
         assert engine.generate("abcabc", max_tokens=20, draft_length=3).ids == plain
 
     def test_one_vocabulary_needs_no_text(self, tmp_path: Path) -> None:
-        save_model(tmp_path / "target")
+        save_model(tmp_path / "target", num_hidden_layers=6)
         save_model(tmp_path / "draft", seed=2)
         engine = load(tmp_path / "target", draft=tmp_path / "draft", draft_through_text=True, dtype="float32")
         assert [drafter.name for drafter in engine.drafters] == ["ngram", "draft"]
 
     @pytest.mark.parametrize("draft", [None, "layers"])
     def test_without_a_draft_model(self, draft: str | None, tmp_path: Path) -> None:
-        save_model(tmp_path / "target")
+        save_model(tmp_path / "target", num_hidden_layers=6)
         with pytest.raises(SettingsError, match="name one"):
             load(tmp_path / "target", draft=draft, draft_through_text=True, dtype="float32")
 
