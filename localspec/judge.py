@@ -257,14 +257,17 @@ class Judge:
     ) -> _Verdict:
         """The accepted drafts and the token behind them: of `weights`, less what a rejected draft had of them."""
         self._check_rows(rows.normalizer, accepted + 1, first)
-        if accepted < len(proposal):
-            weights = residual(weights, None if proposal.q is None else proposal.q[accepted], drafts[accepted])
-        noise = self._noise.gumbel([first + accepted], weights.shape[-1], Stream.RESIDUAL)[0]
-        final = draw(weights, noise)
-        chosen = mx.concatenate([drafts[:accepted], final[None].astype(mx.uint32)])
         kept = Distribution(
             rows.logprobs[: accepted + 1], rows.scores[: accepted + 1], rows.normalizer[: accepted + 1], rows.greedy
         )
+        if proposal.tokens:
+            if accepted < len(proposal):
+                weights = residual(weights, None if proposal.q is None else proposal.q[accepted], drafts[accepted])
+            noise = self._noise.gumbel([first + accepted], weights.shape[-1], Stream.RESIDUAL)[0]
+            final = draw(weights, noise)[None]
+        else:  # nothing was judged: plain decoding's own draw
+            final = kept.choose(self._gumbel(kept, [first]))
+        chosen = mx.concatenate([drafts[:accepted], final.astype(mx.uint32)])
         log_p, logprob = kept.log_probability_of(chosen), kept.logprob_of(chosen)
         mx.eval(chosen, log_p, logprob)
         return _Verdict(proposal, accepted, _ints(chosen), _floats(log_p), _floats(logprob))

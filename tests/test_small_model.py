@@ -343,9 +343,7 @@ def test_drafts_of_a_broken_model_are_not_counted_as_drafts(accept: str) -> None
     generation = engine.generate(PROMPT, draft_length=3, **settings)
     assert {token.source for token in generation.tokens} == {"plain"}
     assert all(record.drafter is None and record.drafted == () for record in generation.rounds)
-    assert len(generation.ids) == 12
-    if accept == "coupled":
-        assert generation.ids == plain.ids
+    assert generation.ids == plain.ids
 
 
 @pytest.mark.parametrize("where", ["drafting", "the pass"])
