@@ -14,8 +14,9 @@ BIN := $(VENV)/bin
 TEST_ENV := build/test-env
 MODEL ?= smollm2
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
-# A process per core, each file's tests in one of them, and libraries that leave it at that.
-PYTEST_WORKERS := -n auto --dist loadfile
+# A process per core, each file's tests in one of them, and libraries that leave it at that. One that dies is not
+# started again: it would meet the same test.
+PYTEST_WORKERS := -n auto --dist loadfile --max-worker-restart=0
 PYTEST_THREADS := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 .PHONY: help chat bench test check test-slow sweep clean python blas-hint

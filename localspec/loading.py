@@ -32,6 +32,7 @@ def load(
     *,
     draft: str | os.PathLike[str] | None = AUTO,
     mtp: str | os.PathLike[str] | None = AUTO,
+    draft_through_text: bool = False,
     dtype: str | None = None,
     drafters: Sequence[Any] | None = None,
     progress: Progress | None = None,
@@ -45,9 +46,10 @@ def load(
     `drafters` None is n-grams, and behind them what `draft` and `mtp` say. draft="auto" takes the MTP head that comes
     with the model, or with localspec; else a model of the catalogue that drafts for this one, is on this machine and
     fits into its memory, if there is any. A name is that model, which must have the same vocabulary and be smaller, and
-    is fetched if need be; "none" or None is nothing. `mtp` is the file or folder of an MTP head; "auto" is what `draft`
-    says of it, "none" or None leaves it out. Where `drafters` are given, only what was named is put behind them.
-    `on_choice` is told in one line what drafts.
+    is fetched if need be; `draft_through_text` allows one with another vocabulary, which is slower. "layers" or
+    "layers:N" has the model draft for itself, with N of its layers. "none" or None is nothing. `mtp` is the file or
+    folder of an MTP head; "auto" is what `draft` says of it, "none" or None leaves it out. Where `drafters` are given,
+    only what was named is put behind them. `on_choice` is told in one line what drafts.
 
     `dtype` is one of DTYPES; None takes what runs fastest on this machine. `kernels` and `learn` are as in
     Engine; `notify` is told in one line what is amiss with what was learned, or with a head; None warns. Everything is
@@ -68,7 +70,16 @@ def load(
     tokenizer = load_tokenizer(target.checkpoint)
     wanted = None if draft is None or (draft == AUTO and drafters is not None) else os.fspath(draft)
     head = None if mtp is None or (mtp == AUTO and drafters is not None) else os.fspath(mtp)
-    pairing = pair(target, tokenizer, wanted, load_tokenizer, mtp=head, dtype=dtype, progress=progress)
+    pairing = pair(
+        target,
+        tokenizer,
+        wanted,
+        load_tokenizer,
+        mtp=head,
+        through_text=draft_through_text,
+        dtype=dtype,
+        progress=progress,
+    )
     if on_choice is not None and pairing.line is not None:
         on_choice(pairing.line)
     learning: bool | Learning = False
@@ -85,10 +96,19 @@ def load(
 
         chosen.append(MTPDrafter(load_head(pairing.head, model, tokenizer), trial=Trial(MTPDrafter.name, notify)))
     if pairing.draft is not None:
-        from localspec.drafters import ModelDrafter
+        from localspec.drafters import ModelDrafter, TextDrafter
 
         draft_model = load_weights(pairing.draft.checkpoint, pairing.draft.dtype)
-        chosen.append(ModelDrafter(draft_model, context_length=context_length(pairing.draft.checkpoint.config)))
+        draft_window = context_length(pairing.draft.checkpoint.config)
+        if pairing.through_text:
+            draft_tokenizer = load_tokenizer(pairing.draft.checkpoint)
+            chosen.append(TextDrafter(draft_model, draft_tokenizer, tokenizer, context_length=draft_window))
+        else:
+            chosen.append(ModelDrafter(draft_model, context_length=draft_window))
+    if pairing.layers is not None:
+        from localspec.drafters.layer_skip import layer_skip
+
+        chosen.append(layer_skip(model, pairing.layers or None))
     window = context_length(target.checkpoint.config)
     return Engine(
         model, tokenizer, drafters=chosen, name=target.name, context_length=window, kernels=kernels, learn=learning

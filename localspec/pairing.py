@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from localspec import hub, memory
 from localspec.checkpoint import Checkpoint
-from localspec.errors import IncompatibleDrafterError, IncompleteModelError, UnsupportedModelError
+from localspec.errors import (
+    IncompatibleDrafterError,
+    IncompleteModelError,
+    SettingsError,
+    UnsupportedModelError,
+)
 from localspec.memory import format_bytes
 from localspec.models import Entry, catalogue
 from localspec.package import Progress
@@ -40,6 +45,10 @@ class Pairing:
     """A small model."""
     head: HeadSource | None = None
     """An MTP head."""
+    layers: int | None = None
+    """How many of the target's own layers draft for it, 0 for as many as is best; None for none."""
+    through_text: bool = False
+    """Whether `draft` has another vocabulary, and drafts through text."""
     line: str | None = None
     """What was chosen, for people, in one line; None where there was nothing to choose."""
 
@@ -51,19 +60,24 @@ def pair(
     tokenizer_of: TokenizerOf,
     *,
     mtp: str | None = AUTO,
+    through_text: bool = False,
     dtype: str | None = None,
     progress: Progress | None = None,
 ) -> Pairing:
-    """What is to draft for the target: `draft` is "auto", "none" (or None), or a model, which is fetched if need be.
+    """What is to draft for the target: `draft` is "auto", "none" (or None), "layers" or "layers:N" for (N of) its own
+    layers, or a model, which is fetched if need be.
 
     tokenizer: the target's. mtp: the file or folder of a head, which then drafts as well; "auto", the target's own
-    where `draft` is "auto" too; "none" or None, no head. dtype: the format for the draft's weights, None for what is
-    fastest here.
+    where `draft` is "auto" too; "none" or None, no head. through_text: a model with another vocabulary will do. dtype:
+    the format for the draft's weights, None for what is fastest here.
 
     Raises IncompatibleDrafterError when the model that was named cannot serve or cannot gain, IncompleteModelError when
-    there is no head where one was named, and InsufficientMemoryError when there is no room for both models.
+    there is no head where one was named, SettingsError when `draft` makes no sense, and InsufficientMemoryError when
+    there is no room for both models.
     """
-    name = named(draft)
+    name, layers = named(draft), own_layers(draft)
+    if through_text and name is None:
+        raise SettingsError("drafting through text takes a draft model: name one with draft (--draft NAME)")
     head = None
     if named(mtp) is not None or (mtp == AUTO and draft == AUTO):
         from localspec.models.mtp import choose
@@ -71,9 +85,9 @@ def pair(
         head = choose(target.checkpoint, tokenizer, mtp)
     if head is not None and name is None:
         line = f"an MTP head drafts for {target.name}; --draft none leaves it out" if mtp == AUTO else None
-        return Pairing(head=head, line=line)
+        return Pairing(head=head, layers=layers, line=line)
     if name is None:
-        return _best(target, tokenizer, tokenizer_of, dtype) if draft == AUTO else Pairing()
+        return _best(target, tokenizer, tokenizer_of, dtype) if draft == AUTO else Pairing(layers=layers)
     chosen = plan(name, dtype, progress)
     if chosen.checkpoint.path.resolve() == target.checkpoint.path.resolve():
         raise IncompatibleDrafterError(
@@ -86,13 +100,31 @@ def pair(
             "none"
         )
     require_memory(target, chosen)
-    check_same_vocabulary(tokenizer, tokenizer_of(chosen.checkpoint))
-    return Pairing(chosen, head, line=f"{chosen.name} drafts for {target.name}")
+    try:
+        check_same_vocabulary(tokenizer, tokenizer_of(chosen.checkpoint))
+        through_text = False
+    except IncompatibleDrafterError as error:
+        if not through_text:
+            raise IncompatibleDrafterError(
+                f"{error}, or allow it to draft through text (--draft-through-text)"
+            ) from None
+    line = f"{chosen.name} drafts for {target.name}" + (", through text" if through_text else "")
+    return Pairing(chosen, head, through_text=through_text, line=line)
 
 
 def named(draft: str | None) -> str | None:
     """The model that `draft` names; None where it names none."""
-    return None if draft in (AUTO, NONE, None) else draft
+    return None if draft in (AUTO, NONE, None) or own_layers(draft) is not None else draft
+
+
+def own_layers(draft: str | None) -> int | None:
+    """How many of the target's own layers are to draft: N of "layers:N", 0 of "layers"; None for all other drafts."""
+    kind, colon, count = (draft or "").partition(":")
+    if kind != "layers":
+        return None
+    if colon and not (count.isascii() and count.isdigit() and int(count)):
+        raise SettingsError(f'"layers:N" runs N of the model\'s layers, at least 1, not {count!r}')
+    return int(count) if colon else 0
 
 
 def candidates(name: str) -> list[Entry]:

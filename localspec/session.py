@@ -85,6 +85,8 @@ class Session:
                 drafter.rewind(length)
         # Evaluated here, in the thread that built them: the next turn may come from another one.
         self.transaction.evaluate()
+        for drafter in self.drafters:
+            drafter.settle()
 
     def recover(self, length: int) -> None:
         """After an exception anywhere in a round: truncate to `length` tokens, or start over where that fails too.

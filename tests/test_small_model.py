@@ -7,9 +7,11 @@ import math
 import random
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import cachekinds
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
@@ -370,6 +372,28 @@ def test_after_a_failure_it_drafts_as_if_nothing_had_been(where: str, monkeypatc
     rest = engine.generation(session, session.ids, Settings(max_tokens=30 - len(first.ids), draft_length=4)).run()
     assert [*first.ids, *rest.ids] == expected
     assert rest.stats.acceptance_rate == 1.0
+
+
+@pytest.mark.parametrize("kind", ["plain", "gated delta, hybrid"])
+def test_the_next_turn_may_come_from_another_thread(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a rollback leaves to be computed belongs to the thread that built it."""
+    engine = Engine(tiny_llama(3, vocabulary=96), drafters=[ModelDrafter(cachekinds.model(kind))])
+
+    def turns() -> list[int]:
+        session = engine.new_session()
+        settings, ids = Settings(max_tokens=9, draft_length=4, exact="off"), [*PROMPT]
+        for _ in range(2):
+            with ThreadPoolExecutor(1) as fresh:
+                fresh.submit(lambda: engine.generation(session, ids, settings).run()).result()  # noqa: B023
+            ids = [*session.ids, 4, 8]
+        return ids
+
+    expected = Engine(engine.model).generate(PROMPT, max_tokens=9, speculate=False).ids
+    assert turns()[3:12] == expected
+    if kind != "plain":
+        monkeypatch.setattr(ModelDrafter, "settle", lambda _: None)
+        with pytest.raises(RuntimeError, match="current thread"):
+            turns()
 
 
 # What it costs

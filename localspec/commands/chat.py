@@ -69,6 +69,7 @@ def chat(
     system: str | None,
     draft: str,
     mtp: str,
+    draft_through_text: bool,
     no_speculation: bool,
     max_tokens: int | None,
     json_schema: str | None,
@@ -120,6 +121,7 @@ def chat(
                 name,
                 draft=draft,
                 mtp=mtp,
+                draft_through_text=draft_through_text,
                 dtype=dtype,
                 kernels=kernels,
                 show=False,
@@ -138,7 +140,16 @@ def chat(
         run_chat(open_conversation, title=title, settings=settings, learns=not private, at_end=tell_notes)
         return
     tell = say if verbose or is_terminal(sys.stderr) else _silent
-    engine = loading(name, draft=draft, mtp=mtp, dtype=dtype, kernels=kernels, learn=not private, on_choice=tell)
+    engine = loading(
+        name,
+        draft=draft,
+        mtp=mtp,
+        draft_through_text=draft_through_text,
+        dtype=dtype,
+        kernels=kernels,
+        learn=not private,
+        on_choice=tell,
+    )
     conversation = engine.conversation(system)
     generation = conversation.send(text, **settings)
     if _print_answer(generation, output(), as_json, the_process(ctx).raise_if_interrupted):

@@ -193,6 +193,10 @@ class Drafter(ABC):
         for, both are those of the context without its newest token; only the newest hidden states are remembered.
         """
 
+    def settle(self) -> None:  # noqa: B027 - most drafters leave nothing to the device
+        """Have everything computed that was left to the device, in the thread that began it: the next call may come
+        from another one."""
+
     def check(self, target: Any, tokenizer: Any) -> None:  # noqa: B027 - most drafters fit any target
         """Raise IncompatibleDrafterError when this drafter cannot serve the target."""
 

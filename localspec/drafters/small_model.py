@@ -156,6 +156,12 @@ class ModelDrafter(Drafter):
         self._left_out = 0
         self._empty_caches()
 
+    def settle(self) -> None:
+        if self._proposed is None:
+            self._transaction.evaluate()
+        else:  # its round failed, and computing it may fail again
+            self._empty_caches()
+
     def _make_room(self, length: int) -> None:
         """Have the window begin anew at the latest half of the context where `length` drafts would not fit behind it.
 
