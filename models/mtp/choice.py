@@ -38,14 +38,18 @@ def shipped(checkpoint: Checkpoint, tokenizer: Any) -> HeadSource | None:
     The weights themselves are not compared: a model that was trained further from the same one may use the head of the
     first, which changes no token, and is switched off where it guesses nothing.
     """
-    for entry in catalogue().values():
-        file = Path(str(files("localspec.models").joinpath("heads", entry.head))) if entry.head is not None else None
-        if file is None or not file.is_file():
-            continue
+    for file in shipped_files():
         source = find(file)
         if source is not None and _fits(source, checkpoint, tokenizer):
             return source
     return None
+
+
+def shipped_files() -> list[Path]:
+    """The catalogue's heads, as far as they are here."""
+    folder = Path(str(files("localspec.models").joinpath("heads")))
+    named = [folder / entry.head for entry in catalogue().values() if entry.head is not None]
+    return [file for file in named if file.is_file()]
 
 
 def _fits(source: HeadSource, checkpoint: Checkpoint, tokenizer: Any) -> bool:

@@ -117,6 +117,7 @@ def build(trunk: Trunk, weights: Weights, source: HeadSource) -> tuple[Head, Wei
         raise IncompleteModelError(f"{source.path}: {rows} query rows do not make {heads} heads over {kv_heads}")
     ids: list[int] = draft_ids.tolist() if draft_ids.ndim == 1 else []  # type: ignore[assignment]
     size = int(trunk.logits(mx.zeros((1, trunk.hidden_size), trunk.dtype)).shape[-1])
+    size = min(size, getattr(trunk.args, "vocab_size", size))
     if not ids or any(a >= b for a, b in pairwise(ids)) or ids[0] < 0 or ids[-1] >= size:
         raise IncompleteModelError(f"{source.path}: draft_ids must ascend, from 0 to below the target's {size} ids")
     head = OwnHead(
