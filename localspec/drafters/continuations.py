@@ -216,7 +216,9 @@ class Continuations:
                 if token != expected:
                     level = self._answered if token == again_expected else known_to
             if token == expected:
-                total += _HERE + _SURE * sure
+                total += _HERE
+                if token != again_expected:
+                    total += _SURE * sure  # else both speak of one and the same copy, and count once
                 next_place, next_rate = place + 1, again(rate, True)
             else:
                 total += _UNSURE * sure
@@ -241,7 +243,8 @@ class Continuations:
                 if blended:
                     many, long = _LOG[min(places, _MOST)], _LOG[min(length, _MOST)]
                     context = 1.0, blended, many, float(agreed), float(token == shorter), 0.0 if here else long
-                at_place = (1.0, float(blended != 0.0), sure, 0.0) if here else (0.0, 0.0, 0.0, sure)
+                alone = 0.0 if token == again_expected else sure
+                at_place = (1.0, float(blended != 0.0), alone, 0.0) if here else (0.0, 0.0, 0.0, sure)
                 at_again = (1.0, again_sure, 0.0) if token == again_expected else (0.0, 0.0, again_sure)
                 seen_of[token] = 1.0, *context, *at_place, *at_again, *(_of_stores(stored, token) if stored else ())
         return steps
