@@ -272,7 +272,7 @@ def test_a_draft_judges_the_place_as_the_text_will_once_it_went_that_way() -> No
 
 NOTHING = {"one": 1.0}
 CONTEXT = NOTHING | {"context: found": 1.0}
-PLACE = {"place: it says so": 1.0, "place: log odds of its rate, where it says so": odds(new_rate(LONG))}
+PLACE = {"place: it says so": 1.0, "place: log odds of its rate, where it alone says so": odds(new_rate(LONG))}
 ANSWER = {
     "earlier answer: it says so": 1.0,
     "earlier answer: log odds of its rate, where it says so": odds(new_rate(2 * LONG)),
@@ -288,7 +288,7 @@ ANSWER = {
         (CONTEXT, {"context: all places agree": 1.0}),
         (CONTEXT, {"context: log of its length, where the place does not say so": 1.0}),
         (CONTEXT, PLACE | {"place: it says so, and the context knows it too": 1.0}),
-        (NOTHING | PLACE, {"place: log odds of its rate, where it says so": 4.0}),
+        (NOTHING | PLACE, {"place: log odds of its rate, where it alone says so": 4.0}),
         (NOTHING, ANSWER),
         (CONTEXT, ANSWER),
         (NOTHING | ANSWER, {"earlier answer: log odds of its rate, where it says so": 4.0}),

@@ -228,7 +228,7 @@ def test_the_shipped_weights_serve_the_half_that_they_were_not_fitted_to() -> No
 def test_wrong_weights_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     streams = read_recording().only("test").streams[::3]
     for shift in (-1.5, 1.5):
-        monkeypatch.setattr(continuations, "_ONE", WEIGHTS[0] + shift)
+        monkeypatch.setattr(continuations, "_OF_CONTEXT", sum(WEIGHTS[:2]) + shift)
         assert reliability(streams).error > 0.08
 
 

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +20,7 @@ from statistics import median
 import numpy as np
 
 from localspec.errors import LocalspecError
+from localspec.ngrams.answers import DEEPEST, MOST_TOKENS, Answers, joined
 from localspec.ngrams.file import MOST_BYTES, NgramFile
 from localspec.ngrams.format import empty, encode, most_rows
 from localspec.ngrams.store import LONGEST, NgramStore, contexts
@@ -80,18 +81,48 @@ def measure(rows: int, folder: Path, seed: int = 0) -> Cost:
     known = [text[end - LONGEST : end] for end in range(LONGEST, len(text))][:LOOKUPS]
     unknown = [[token + _VOCABULARY for token in context] for context in known]
     per_row = path.stat().st_size / file.store.rows
-    lookups = (_lookup_us(file.store, known), _lookup_us(file.store, unknown))
+    lookups = (_median_us(file.store.matches, known), _median_us(file.store.matches, unknown))
     return Cost(store.rows, *lookups, median(loads), median(merges), median(learns), per_row)
 
 
-def _lookup_us(store: NgramStore, wanted: Sequence[list[int]]) -> float:
+def _median_us(look_up: Callable[[list[int]], object], wanted: Sequence[list[int]]) -> float:
     times = array("d")
     for _ in range(REPEATS):
         started = time.perf_counter()
         for context in wanted:
-            store.matches(context)
+            look_up(context)
         times.append((time.perf_counter() - started) / len(wanted))
     return median(times) * 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class WholeCost:
+    """Of so many tokens of answers kept whole; the times are medians."""
+
+    tokens: int
+    sort_ms: float
+    """When they are read, and when an answer is learned."""
+    known_us: float
+    """To find the longest match behind a token where all that is looked at stands in them,"""
+    unknown_us: float
+    """and where nothing does."""
+    bytes_per_token: float
+    """Of the file."""
+
+
+def measure_whole(count: int, seed: int = 0) -> WholeCost:
+    """Times of answers of ANSWER tokens, `count` tokens in all."""
+    rng = np.random.default_rng(seed)
+    texts = [words(ANSWER, rng) for _ in range(max(count // (ANSWER + 1), 1))]
+    tokens, sorts = joined(np.empty(0, np.uint32), texts), array("d")
+    for _ in range(REPEATS):
+        started = time.perf_counter()
+        answers = Answers(tokens)
+        sorts.append((time.perf_counter() - started) * 1e3)
+    known = [text[: end % DEEPEST + DEEPEST] for end, text in enumerate(texts)]
+    unknown = [[token + _VOCABULARY for token in text] for text in known]
+    found = [_median_us(answers.longest, wanted) for wanted in (known, unknown)]
+    return WholeCost(tokens.size, median(sorts), *found, tokens.itemsize)
 
 
 def table(costs: Sequence[Cost]) -> str:
@@ -108,8 +139,22 @@ def table(costs: Sequence[Cost]) -> str:
     return "\n".join(lines)
 
 
+def whole_table(costs: Sequence[WholeCost]) -> str:
+    """The same for answers kept whole."""
+    lines = [
+        "| tokens kept whole | sort, ms | find, us | if unknown, us | bytes per token |",
+        "|---:|---:|---:|---:|---:|",
+    ]
+    for cost in costs:
+        lines.append(
+            f"| {cost.tokens} | {cost.sort_ms:.1f} | {cost.known_us:.1f} | {cost.unknown_us:.1f} | "
+            f"{cost.bytes_per_token:.1f} |"
+        )
+    return "\n".join(lines)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table."""
+    """Print the tables."""
     full = most_rows(empty(_PRINT), MOST_BYTES)
     parser = argparse.ArgumentParser(prog="python -m localspec.bench.ngram_store", description=__doc__)
     parser.add_argument("--rows", nargs="+", type=int, default=[FEW, full], help=f"about so many ({FEW} {full})")
@@ -126,6 +171,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"localspec: {error}", file=sys.stderr)
         return 1
     print(table(costs))
+    print()
+    print(whole_table([measure_whole(count) for count in (MOST_TOKENS // 64, MOST_TOKENS)]))
     return 0
 
 

@@ -41,6 +41,7 @@ _ONE, _FOUND, _BLEND, _PLACES, _AGREED, _SHORTER, _LENGTH = WEIGHTS[:7]
 _HERE, _BOTH, _SURE, _UNSURE, _AGAIN, _AGAIN_SURE, _AGAIN_UNSURE = WEIGHTS[7:14]
 _OF_STORES = WEIGHTS[14:]
 """In the order of `evidence.NAMES`."""
+_OF_CONTEXT = _ONE + _FOUND
 Earlier = tuple[tuple[int, ...], int, float]
 """The last tokens, for the counts; the place in the answers that is repeated, -1 for none; how often it was right
 lately."""
@@ -162,6 +163,7 @@ class Continuations:
                     tokens.append(token)
             state = link[state]
         longest, places = suffixes[0] if suffixes else (ROOT, 0)
+        shorter = token if len(suffixes) > 1 else -1
         if further and suffixes:
             tokens += [token for token, _ in islice(automaton.followers(longest), further) if token not in tokens]
         expected, sure = -1, 0.0
@@ -169,7 +171,7 @@ class Continuations:
             expected, sure = self.text[place], odds(rate)
             if expected not in tokens:
                 tokens.append(expected)
-        stored: list[Found] = []
+        stored: Sequence[Found] = ()
         known_to: Level = "context"
         again_expected, again_sure = -1, 0.0
         if earlier is not None:
@@ -186,7 +188,7 @@ class Continuations:
             if at is self._end:
                 self._known_at_end = stored[-1].order if stored else 0, known_to
         agreed = only[longest] >= 0
-        shorter = favourite[suffixes[1][0]] if len(suffixes) > 1 else -1
+        of_context = _OF_CONTEXT + _PLACES * _LOG[places if places < _MOST else _MOST] + (_AGREED if agreed else 0.0)
         suffixes.reverse()
         steps: list[Step] = []
         for token in tokens:
@@ -203,9 +205,7 @@ class Continuations:
             if state > ROOT:
                 length = matched if deepest == longest else automaton.length[deepest]
                 blended = log(chance / (1.0 - chance))
-                total = _ONE + _FOUND + _BLEND * blended + _PLACES * _LOG[places if places < _MOST else _MOST]
-                if agreed:
-                    total += _AGREED
+                total = of_context + _BLEND * blended
                 if token == shorter:
                     total += _SHORTER
                 # At the place that is copied from, its rate says how long the match is.
@@ -216,7 +216,9 @@ class Continuations:
                 if token != expected:
                     level = self._answered if token == again_expected else known_to
             if token == expected:
-                total += _HERE + _SURE * sure
+                total += _HERE
+                if token != again_expected:
+                    total += _SURE * sure  # else both speak of one and the same copy, and count once
                 next_place, next_rate = place + 1, again(rate, True)
             else:
                 total += _UNSURE * sure
@@ -241,7 +243,8 @@ class Continuations:
                 if blended:
                     many, long = _LOG[min(places, _MOST)], _LOG[min(length, _MOST)]
                     context = 1.0, blended, many, float(agreed), float(token == shorter), 0.0 if here else long
-                at_place = (1.0, float(blended != 0.0), sure, 0.0) if here else (0.0, 0.0, 0.0, sure)
+                alone = 0.0 if token == again_expected else sure
+                at_place = (1.0, float(blended != 0.0), alone, 0.0) if here else (0.0, 0.0, 0.0, sure)
                 at_again = (1.0, again_sure, 0.0) if token == again_expected else (0.0, 0.0, again_sure)
                 seen_of[token] = 1.0, *context, *at_place, *at_again, *(_of_stores(stored, token) if stored else ())
         return steps
@@ -276,7 +279,7 @@ class Continuations:
         return ROOT, -1
 
 
-def _of_stores(stored: list[Found], token: int) -> Features:
+def _of_stores(stored: Sequence[Found], token: int) -> Features:
     """What the longest known order says of a token, and what it says of another where it says that one."""
     best = stored[-1]
     chance = UNSEEN

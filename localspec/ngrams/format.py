@@ -88,15 +88,15 @@ def most_rows(content: Content, most_bytes: int) -> int:
 def encode(content: Content) -> bytes:
     """The bytes of a file."""
     header = _header(content)
-    arrays = zip((*content.columns, content.answers), (*_TYPES, _ANSWERS), strict=True)
-    columns = [np.ascontiguousarray(array, dtype).tobytes() for array, dtype in arrays]
+    columns = [np.ascontiguousarray(c, t).tobytes() for c, t in zip(content.columns, _TYPES, strict=True)]
+    answers = np.ascontiguousarray(content.answers, _ANSWERS).tobytes()
     lead = _LEAD.pack(MAGIC, VERSION)
     lead_sum = zlib.crc32(lead)
     size = struct.pack("<I", len(header))
     body_sum = lead_sum
-    for part in (size, header, *columns):
+    for part in (size, header, *columns, answers):
         body_sum = zlib.crc32(part, body_sum)
-    return b"".join((lead, _CHECK.pack(lead_sum), _CHECK.pack(body_sum), size, header, *columns))
+    return b"".join((lead, _CHECK.pack(lead_sum), _CHECK.pack(body_sum), size, header, *columns, answers))
 
 
 def read(path: Path, fingerprint: str | None = None) -> tuple[Content, Stamp]:
