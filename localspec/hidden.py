@@ -24,7 +24,8 @@ Tap = int | Literal["before-norm", "after-norm"]
 """Which hidden state: a layer's output, by its index; what the model's last norm is given; what it makes of that."""
 
 REMEMBERED = 4096
-"""Newest tokens whose hidden states are kept. Older ones are of use only to a drafter that has not read them yet."""
+"""Newest tokens whose hidden states are kept, `hidden` values each for every tap, in the dtype that the model computes
+in. Older ones are of use only to a drafter that has not read them yet."""
 
 
 @dataclass(slots=True)

@@ -42,6 +42,7 @@ def release(modules: Sequence[nn.Module]) -> None:
 
 
 def _listening(kind: type, wrapper: Wrapper) -> type:
+    """The class that a module of this one is lent."""
     original = kind.__call__
 
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -57,7 +57,7 @@ def load(
 
     Raises ModelNotFoundError, DownloadError, IncompleteModelError, UnsupportedModelError, InsufficientMemoryError, and
     IncompatibleDrafterError for a draft that does not fit: all before any weights are loaded, but where weights do not
-    match their config.
+    match their config, or a head's tensors do not fit the model.
     """
     from localspec.engine import Engine
     from localspec.kernels.selection import Kernels

@@ -46,7 +46,7 @@ class Pairing:
     head: HeadSource | None = None
     """An MTP head."""
     layers: int | None = None
-    """How many of the target's own layers draft for it, 0 for as many as is best; None for none."""
+    """How many of the target's own layers draft for it, 0 for the drafter's default share; None for none."""
     through_text: bool = False
     """Whether `draft` has another vocabulary, and drafts through text."""
     line: str | None = None
@@ -118,7 +118,10 @@ def named(draft: str | None) -> str | None:
 
 
 def own_layers(draft: str | None) -> int | None:
-    """How many of the target's own layers are to draft: N of "layers:N", 0 of "layers"; None for all other drafts."""
+    """How many of the target's own layers are to draft: N of "layers:N", 0 of "layers"; None for all other drafts.
+
+    Raises SettingsError for an N that is no number, or 0.
+    """
     kind, colon, count = (draft or "").partition(":")
     if kind != "layers":
         return None

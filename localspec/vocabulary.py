@@ -45,8 +45,10 @@ def check_same_vocabulary(target: Any, draft: Any) -> None:
 
 
 def same_rows(target: dict[str, Any], draft: dict[str, Any]) -> bool:
-    """Whether two models' configs leave it open that they share a vocabulary: no answer without the tokenizers, but a
-    cheap one where it is no."""
+    """Whether two models may share a vocabulary, by the sizes in their configs, which costs nothing to ask.
+
+    False is certain; True is not, and the tokenizers have to be compared.
+    """
     ours, theirs = _rows(target), _rows(draft)
     return ours is None or theirs is None or abs(ours - theirs) <= _tail(ours)
 

@@ -1,8 +1,9 @@
 """What each drafter is worth, alone and together: `python -m localspec.bench.cascade [MODEL]`.
 
-Each prompt is decoded plainly and in every way in turn (n-grams, the MTP head, the two as a cascade, some of the
-model's own layers), one right after the other in a rotating order, so that a machine that gets busier favours none of
-them. The ways share the model and what is known of its passes' costs; how much each drafts is the controller's choice.
+Each prompt is decoded plainly and in every way in turn (n-grams, each drafter with weights, all of these as a cascade,
+some of the model's own layers), one right after the other in a rotating order, so that a machine that gets busier
+favours none of them. The ways share the model and what is known of its passes' costs; how much each drafts is the
+controller's choice.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ def table(summaries: dict[str, list[Summary]]) -> str:
 
 
 def _drafted_per_pass(row: Summary) -> float:
-    """Of the passes that had drafts."""
+    """Mean draft length of the passes that had drafts."""
     drafted = sum(drafter["drafted"] for drafter in row.by_drafter.values())
     rounds = sum(drafter["rounds"] for drafter in row.by_drafter.values())
     return drafted / rounds if rounds else 0.0

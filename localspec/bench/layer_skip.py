@@ -127,7 +127,8 @@ def measure(
 
 
 def _costs(engine: Engine, context: list[int], chosen: Sequence[Choice], draft_length: int) -> list[float]:
-    """Seconds of everything, taken in turn so that a busy machine slows all alike."""
+    """Set each choice's cost; returns those of the model's passes with 1 to draft_length + 1 rows. All relative to a
+    pass of one row of the same turn, so that a busy machine slows all alike."""
     import mlx.core as mx
 
     from localspec.drafters.shallow import ShallowModel

@@ -31,9 +31,10 @@ _SUFFIXES = 2
 _RECENT = 6
 """Tokens that the counts of stores look at."""
 _DEEPEST = 32
-"""A place in an earlier answer that was right about so many tokens in a row is not compared with others."""
+"""A place in an earlier answer that was right about so many tokens in a row is not compared with others: those are
+sorted by no more (`ngrams.answers.DEEPEST`)."""
 _END = 0xFFFF_FFFF
-"""What stands behind an answer."""
+"""What stands behind an answer: `ngrams.answers.END`."""
 _MOST = 128
 """Longer matches, and more places, count as so many."""
 _LOG = [0.0, *(log(n) for n in range(1, _MOST + 1))]

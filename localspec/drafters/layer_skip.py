@@ -1,4 +1,4 @@
-"""Drafts from the target itself, with most of its layers left out: works for most models, and needs no weights.
+"""Drafts from the target itself, with some of its layers left out: works for most models, and needs no weights.
 
 Zhang et al. 2023, "Draft & Verify: Lossless Large Language Model Acceleration via Self-Speculative Decoding" leaves
 layers out of the middle; Elhoushi et al. 2024, "LayerSkip", those at the end.

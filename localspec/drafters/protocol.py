@@ -88,13 +88,16 @@ class UnreadProposal:
 
     @property
     def tokens(self) -> list[int]:
+        """The ids, once the device has them."""
         return self.ids.tolist()  # type: ignore[return-value]
 
     @property
     def probabilities(self) -> list[float] | None:
+        """As in Proposal, once the device has them."""
         return None if self.chances is None else self.chances.tolist()  # type: ignore[return-value]
 
     def __len__(self) -> int:
+        """How many rows it takes in a pass; waits for nothing."""
         return self.ids.shape[0]
 
     def after(self, newest: int) -> mx.array:

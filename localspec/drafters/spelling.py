@@ -24,6 +24,7 @@ class Spelling:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self.texts = DetokenizerFactory(tokenizer)
+        """Makes what turns ids into text one by one."""
         self.specials: dict[int, str] = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
         """The special tokens by id; added tokens that are not special are text like any other."""
         added = tokenizer.added_tokens_decoder

@@ -14,7 +14,8 @@ LEAST = 0.05
 
 
 class Trial:
-    """The first rounds of one drafter, over all conversations of an engine. Knows nothing of what drafts."""
+    """The first rounds of one drafter, over all conversations of an engine. What it says when that fails is about MTP
+    heads."""
 
     def __init__(self, name: str, say: Callable[[str], None] | None = None) -> None:
         """`say` is told in one line when the drafter fails; None warns."""

@@ -53,6 +53,7 @@ def shipped_files() -> list[Path]:
 
 
 def _fits(source: HeadSource, checkpoint: Checkpoint, tokenizer: Any) -> bool:
+    """Whether a head of our own format is one for this model, by headers, config and tokenizer alone."""
     text = checkpoint.config.get("text_config")
     config = text if isinstance(text, dict) else checkpoint.config
     norm = source.tensors.get(f"{source.prefix}norm.weight")

@@ -2,8 +2,8 @@
 
 `eh_proj` of [enorm(embedding), hnorm(hidden state after the last norm)], a block as the target's last layer, and
 `shared_head.norm` in front of the output matrix. What goes on to the next depth is the block's output before that norm.
-Embedding and output matrix are stored once more with the head; they are copies of the target's, and are used only where
-they turn out to be others.
+Embedding and output matrix are stored once more with the head. They are copies of the target's, and are used only where
+they turn out to be others; quantized ones are taken for copies unseen.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ NAME = "deepseek"
 TARGETS = ("deepseek_v3", "glm4_moe")
 """Architectures of mlx-lm whose last layer can stand behind itself."""
 _OWN = ("enorm.", "hnorm.", "eh_proj.", "shared_head.", "embed_tokens.")
+"""What is not the block's."""
 _PROBED = 64
+"""Rows of a matrix that are compared with the target's."""
 _ALIKE = 0.95
+"""Cosine above which they are a copy: quantizing one of the two leaves more, training one on leaves less."""
 
 
 def prefix(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str | None:
@@ -106,7 +109,7 @@ def _sanitized(trunk: Trunk, weights: Weights) -> Weights:
 
 
 def _without_copies(trunk: Trunk, weights: Weights) -> Weights:
-    """Without the matrices that the target has itself; without the shares of a quantized one either."""
+    """Without the matrices that the target has itself. Of a quantized one all parts go: it is not compared."""
     dropped: list[str] = []
     for name, rows_of in (("embed_tokens.", trunk.embed), ("shared_head.head.", trunk.output_rows)):
         own = weights.get(f"{name}weight")

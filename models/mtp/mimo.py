@@ -20,6 +20,7 @@ from localspec.trunk import Trunk
 
 NAME = "mimo"
 _OWN = ("token_layernorm.", "hidden_layernorm.", "input_proj.", "final_layernorm.", "block.")
+"""What is not the block's, or is called so already."""
 
 
 def prefix(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str | None:

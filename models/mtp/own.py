@@ -1,8 +1,8 @@
 """Our own heads, trained by `localspec.train`: one block, several taps, a reduced draft vocabulary.
 
 One safetensors file. Metadata, all of it text: format "localspec-mtp", version "1", taps ("9,19,29": layers, from 0,
-whose outputs are joined), heads, kv_heads, rope_theta, rms_eps, vocabulary (`localspec.vocabulary.fingerprint`).
-Tensors, H the width of the target, R the draft vocabulary's size:
+whose outputs are joined), heads, kv_heads, rope_theta, rms_eps, vocabulary (`localspec.vocabulary.fingerprint`) and, if
+it is known, layers (how many the target has). Tensors, H the width of the target, R the draft vocabulary's size:
 
     mtp.tap_norms.{i}.weight [H]                  one for each tap
     mtp.fuse.weight [H, taps * H]

@@ -31,6 +31,7 @@ SHIFTED = 0.5
 _BLOCK_NORMS = ("input_layernorm", "post_attention_layernorm", "self_attn.q_norm", "self_attn.k_norm")
 _FIRST_NORMS = ("pre_fc_norm_embedding", "pre_fc_norm_hidden")
 _SHARED = ("embed_tokens.", "lm_head.")
+"""Copies of what the target has."""
 
 
 def prefix(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str | None:
