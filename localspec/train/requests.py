@@ -13,7 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from localspec.errors import LocalspecError
-from localspec.train.decoding import Sampling, decode
+from localspec.train.decoding import BatchModel, Sampling, decode
 from localspec.train.prompts import read_prompts
 from localspec.train.shards import Sample
 
@@ -48,9 +48,20 @@ _WISHES = ("i need", "i'd like", "i would like", "i want", "i'm looking for", "h
 class Requests:
     """The prompts of each batch, as ids, the same ones for the same seed and batch size."""
 
-    def __init__(self, engine: Engine, seed: int, size: int, earlier: Callable[[int], Sequence[Sample]]) -> None:
-        """`size`: prompts in a batch. `earlier`: the samples of a batch before this one, for second turns."""
+    def __init__(
+        self,
+        engine: Engine,
+        seed: int,
+        size: int,
+        earlier: Callable[[int], Sequence[Sample]],
+        model: BatchModel | None = None,
+    ) -> None:
+        """`size`: prompts in a batch. `earlier`: the samples of a batch before this one, for second turns.
+
+        `model` decodes in place of the engine's own, where there is one.
+        """
         self._engine = engine
+        self._model = engine.model if model is None else model
         self._seed = seed
         self._size = size
         self._earlier = earlier
@@ -83,7 +94,7 @@ class Requests:
         texts: dict[str, None] = {}  # a set that keeps its order
         for attempt in range(_TRIES):
             samplings = [Sampling(1.0, 0.95, (self._seed, number, attempt, row)) for row in range(self._size)]
-            made_up = decode(self._engine.model, [opening] * self._size, samplings, end_ids=ends, most=_LONGEST_REQUEST)
+            made_up = decode(self._model, [opening] * self._size, samplings, end_ids=ends, most=_LONGEST_REQUEST)
             finished = (tokenizer.decode(ids[:-1]).strip() for ids in made_up if ids[-1] in ends)
             texts.update(dict.fromkeys(text for text in finished if is_request(text, tokenizer.all_special_tokens)))
             if len(texts) >= self._size:
