@@ -68,7 +68,7 @@ def test_a_second_turn_goes_where_its_first_is() -> None:
 
 
 def test_what_the_bench_asks_is_left_out() -> None:
-    bench = "please tell me why the cup that is full of cold tea fell down"
+    bench = "please tell me why a cup that is full of cold tea fell down"
     samples = [sample(f"Task {n} on {thing}") for n in (0, 1) for thing in ("rain", "a cup that is full of cold tea")]
     assert len(split().examples(samples)) == 4
     examples = split([bench]).examples(samples)

@@ -1,4 +1,4 @@
-"""How much of what a head drafts its target would say: `python -m localspec.train.evaluate HEAD CORPUS STATES`.
+"""How much of what a head drafts its target would say: `python -m localspec.train.evaluate HEAD WORK CORPUS...`.
 
 On answers that were kept apart from training, token by token: the share of positions where the first draft is what the
 answer goes on with, the first two are, and so on. Where the answer is greedy, that is what decoding at temperature 0
@@ -97,8 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print a line per kind of answer."""
     parser = argparse.ArgumentParser(prog="python -m localspec.train.evaluate", description=__doc__)
     parser.add_argument("head", type=Path, help="the head's file")
-    parser.add_argument("corpus", type=Path, help="a folder that localspec.train.corpus made")
-    parser.add_argument("states", type=Path, help="where hidden states are kept")
+    parser.add_argument("work", type=Path, help="a folder for hidden states")
+    parser.add_argument("corpora", type=Path, nargs="+", help="folders that localspec.train.corpus made")
     parser.add_argument("--model", default="smollm2", help="a catalogue name, a directory or a hub id (smollm2)")
     options = parser.parse_args(arguments)
     try:
@@ -112,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         shape, weights, draft_ids = read_head(options.head)
         engine = localspec.load(options.model, dtype="float32", drafters=[])
         llama = TorchLlama(engine.model)
-        material = prepare(engine, llama, options.corpus, options.states, shape.taps)
+        material = prepare(engine, llama, options.corpora, options.work, shape.taps)
         scores = score(head_of(shape, weights), Judge(llama, draft_ids), material.held_out, kind)
         for name in sorted(scores):
             print(f"{name}: {scores[name]}")

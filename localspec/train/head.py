@@ -1,7 +1,7 @@
-"""Trains an MTP head on what its target said: `python -m localspec.train.head CORPUS WORK HEAD`.
+"""Trains an MTP head on what its target said: `python -m localspec.train.head HEAD WORK CORPUS...`.
 
-CORPUS is a folder that localspec.train.corpus made; WORK keeps hidden states and checkpoints, so that a run that ended
-goes on where it was; HEAD is the file that is written. Needs the extra `train`.
+HEAD is the file that is written; WORK keeps hidden states and checkpoints, so that a run that ended goes on where it
+was; each CORPUS is a folder that localspec.train.corpus made. Needs the extra `train`.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def train(
             optimizer.zero_grad()
         step += 1
         seen += int(batch.counts(0).sum())
-        losses += float(loss)
+        losses += loss.item()
         if step % _SAVE == 0 or step == plan.steps:
             states = [optimizer.state_dict() for optimizer in optimizers]
             temporary = checkpoint.with_suffix(".partial")
@@ -114,9 +114,9 @@ def _optimizers(head: Head, plan: Plan) -> list[Optimizer]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print how it goes, then write the head."""
     parser = argparse.ArgumentParser(prog="python -m localspec.train.head", description=__doc__)
-    parser.add_argument("corpus", type=Path, help="a folder that localspec.train.corpus made")
-    parser.add_argument("work", type=Path, help="a folder for hidden states and checkpoints")
     parser.add_argument("head", type=Path, help="the head's file")
+    parser.add_argument("work", type=Path, help="a folder for hidden states and checkpoints")
+    parser.add_argument("corpora", type=Path, nargs="+", help="folders that localspec.train.corpus made")
     parser.add_argument("--model", default="smollm2", help="a catalogue name, a directory or a hub id (smollm2)")
     parser.add_argument(
         "--taps", default="9,19,29", help="layers whose output the head gets, the last one too (9,19,29)"
@@ -154,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         llama = TorchLlama(engine.model)
         if taps[-1] != llama.layers - 1:
             parser.error(f"--taps must end with the last layer, {llama.layers - 1}")
-        material = prepare(engine, llama, options.corpus, options.work, taps)
+        material = prepare(engine, llama, options.corpora, options.work, taps)
         examples = [lesson.example for lesson in material.learned]
         draft_ids = frequent(examples, options.draft_ids, llama.weights["embed_tokens.weight"].shape[0])
         held_out = [lesson.example for lesson in material.held_out]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from localspec.bench.week import read_week
 from localspec.bench.workloads import AGENT_LOGS, MORE, WORKLOADS, read_workloads
 from localspec.errors import LocalspecError
-from localspec.train.examples import Example, Split
+from localspec.train.examples import Split
 from localspec.train.lessons import Lesson
 from localspec.train.prompts import read_prompts
 from localspec.train.shards import Shards
@@ -31,38 +31,37 @@ class Material:
     """To measure with."""
 
 
-def prepare(engine: Engine, llama: TorchLlama, corpus: Path, states: Path, taps: Sequence[int]) -> Material:
-    """Read a corpus and make its hidden states in the folder `states`, those that are not there yet.
+def prepare(engine: Engine, llama: TorchLlama, corpora: Sequence[Path], work: Path, taps: Sequence[int]) -> Material:
+    """Read corpora and make their hidden states in the folder `work`, those that are not there yet.
 
-    Raises LocalspecError when the corpus has nothing to train on, or nothing to measure with.
+    Raises LocalspecError when there is nothing to train on or to measure with, and for two corpora of one name.
     """
-    by_batch = read_examples(engine, corpus)
-    folder = States(states, taps)
+    if len({corpus.name for corpus in corpora}) < len(corpora):
+        raise LocalspecError("two corpora have the same name: hidden states are kept by their folders' names")
+    split = Split(read_prompts(), lambda text: engine.encode([_user(text)]), engine.tokenizer.decode, bench_texts())
     lessons: list[Lesson] = []
-    for number, examples in by_batch.items():
-        folder.make(llama, number, examples)
-        opened = folder.open(number, examples)
-        lessons += [Lesson(example, found) for example, found in zip(examples, opened, strict=True)]
+    for corpus in corpora:
+        shards, states = Shards(corpus), States(work / corpus.name, taps)
+        for number in shards.numbers():
+            examples = split.examples(shards.read(number))
+            states.make(llama, number, examples)
+            opened = states.open(number, examples)
+            lessons += [Lesson(example, found) for example, found in zip(examples, opened, strict=True)]
     learned = [lesson for lesson in lessons if not lesson.example.held_out]
     held_out = [lesson for lesson in lessons if lesson.example.held_out]
     if not learned or not held_out:
-        raise LocalspecError(f"{corpus} has {len(learned)} answers to train on, {len(held_out)} to measure with")
+        raise LocalspecError(
+            f"{len(learned)} answers to train on, {len(held_out)} to measure with: make a larger corpus"
+        )
     return Material(learned, held_out)
 
 
-def read_examples(engine: Engine, corpus: Path) -> dict[int, list[Example]]:
-    """The examples of each batch of a corpus."""
-    bench = [
-        prompt.text
-        for name in (WORKLOADS, AGENT_LOGS, MORE)
-        for kind in read_workloads(name)
-        for prompt in kind.prompts
-    ]
-    bench += [prompt.text for prompt in read_week()]
+def bench_texts() -> list[str]:
+    """What `localspec bench` asks."""
+    files = (WORKLOADS, AGENT_LOGS, MORE)
+    prompts = [prompt for file in files for kind in read_workloads(file) for prompt in kind.prompts]
+    return [prompt.text for prompt in [*prompts, *read_week()]]
 
-    def encode(text: str) -> list[int]:
-        return engine.encode([{"role": "user", "content": text}])
 
-    split = Split(read_prompts(), encode, engine.tokenizer.decode, bench)
-    shards = Shards(corpus)
-    return {number: split.examples(shards.read(number)) for number in shards.numbers()}
+def _user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}

@@ -1,6 +1,6 @@
 """Hidden states of a corpus on disk: made once, read in every epoch.
 
-One file per batch of the corpus: numbers of 16 bits that are bfloat16's, [tokens, taps, hidden size], the examples one
+One file per batch of a corpus: numbers of 16 bits that are bfloat16's, [tokens, taps, hidden size], the examples one
 behind another. Needs the extra `train`.
 """
 
@@ -69,4 +69,4 @@ class States:
 
 def as_floats(states: NDArray[np.uint16]) -> Tensor:
     """float32 of bfloat16 bits."""
-    return torch.from_numpy(np.ascontiguousarray(states)).view(torch.bfloat16).float()
+    return torch.from_numpy(np.array(states)).view(torch.bfloat16).float()
