@@ -119,7 +119,7 @@ def test_what_a_pass_says_beyond_the_end_does_not_count() -> None:
     assert (found.tokens, found.passes) == ([3], [2])
 
 
-SHAPE = HeadShape((1, 3), 4, 2, 10000.0, 1e-5, "abc")
+SHAPE = HeadShape((1, 3), 4, 2, 10000.0, 1e-5, 4, "abc")
 WEIGHTS = {"norm.weight": np.ones(4, np.float32), "fc.weight": np.arange(32, dtype=np.float32).reshape(4, 8) / 8}
 IDS = np.array([2, 5, 60000], dtype=np.int32)
 

@@ -27,7 +27,7 @@ from localspec.train.states import States  # noqa: E402
 from localspec.train.torch_llama import TorchLlama  # noqa: E402
 
 VOCABULARY, LAYERS = 96, 4
-SHAPE = HeadShape((1, 3), 4, 2, 10000.0, 1e-5, "abc")
+SHAPE = HeadShape((1, 3), 4, 2, 10000.0, 1e-5, 4, "abc")
 PROMPTS = [[5, 6, 7, 8], [5, 6, 9], [5, 6, *range(10, 40)], [3]]
 
 

@@ -164,7 +164,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             flush=True,
         )
         shape = HeadShape(
-            taps, llama.heads, llama.kv_heads, llama.rope_theta, llama.rms_eps, fingerprint(engine.tokenizer)
+            taps,
+            llama.heads,
+            llama.kv_heads,
+            llama.rope_theta,
+            llama.rms_eps,
+            llama.layers,
+            fingerprint(engine.tokenizer),
         )
         head = new_head(shape, llama, options.width)
         plan = Plan(options.steps, options.tokens, options.rate, seed=options.seed)

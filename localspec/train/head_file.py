@@ -39,6 +39,8 @@ class HeadShape:
     kv_heads: int
     rope_theta: float
     rms_eps: float
+    layers: int
+    """Of the target."""
     vocabulary: str
     """localspec.vocabulary.fingerprint of the target's tokenizer."""
 
@@ -52,6 +54,7 @@ class HeadShape:
             "kv_heads": str(self.kv_heads),
             "rope_theta": repr(self.rope_theta),
             "rms_eps": repr(self.rms_eps),
+            "layers": str(self.layers),
             "vocabulary": self.vocabulary,
         }
 
@@ -87,6 +90,7 @@ def read_head(path: Path) -> tuple[HeadShape, dict[str, NDArray[np.float32]], ND
             int(metadata["kv_heads"]),
             float(metadata["rope_theta"]),
             float(metadata["rms_eps"]),
+            int(metadata["layers"]),
             metadata["vocabulary"],
         )
         draft_ids = np.array(arrays.pop(f"{PREFIX}{DRAFT_IDS}"))
