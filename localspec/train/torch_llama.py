@@ -103,12 +103,12 @@ class TorchLlama:
         angles = (positions[..., None].float() * frequencies).expand(batch, tokens, -1)[:, None]
         cos, sin = angles.cos(), angles.sin()
         x = self.embed(ids)
-        sizes = (self.heads, self.kv_heads, self.kv_heads)
         for number, layer in enumerate(self._layers):
             y = F.rms_norm(x, (self.hidden_size,), layer["input_norm"], self.rms_eps).bfloat16()
             heads = F.linear(y, layer["qkv"]).view(batch, tokens, -1, self.head_size).transpose(1, 2)
-            q, k, v = heads.split(sizes, dim=1)
-            said = attend(number, rotate(q, cos, sin).bfloat16(), rotate(k, cos, sin).bfloat16(), v)
+            turned, v = heads.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
+            q, k = rotate(turned, cos, sin).bfloat16().split((self.heads, self.kv_heads), dim=1)
+            said = attend(number, q, k, v)
             x = x + F.linear(said.transpose(1, 2).reshape(batch, tokens, -1), layer["o"])
             y = F.rms_norm(x, (self.hidden_size,), layer["mlp_norm"], self.rms_eps).bfloat16()
             gate, up = F.linear(y, layer["gate_up"]).chunk(2, dim=-1)
