@@ -18,7 +18,7 @@ from torch import Tensor
 from localspec.train.examples import Example
 from localspec.train.torch_llama import TorchLlama
 
-_TOKENS = 8192
+_TOKENS = 2048
 """Of a pass, padding included."""
 
 
