@@ -14,6 +14,10 @@ BIN := $(VENV)/bin
 TEST_ENV := build/test-env
 MODEL ?= smollm2
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
+# A process per core, each file's tests in one of them, and libraries that leave it at that. One that dies is not
+# started again: it would meet the same test.
+PYTEST_WORKERS := -n auto --dist loadfile --max-worker-restart=0
+PYTEST_THREADS := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 .PHONY: help chat bench test check test-slow sweep clean python blas-hint
 
@@ -34,16 +38,16 @@ test: python ## lint, types and tests in a fresh environment, as CI runs them
 	cd build && test-env/bin/python ../.ci/installed.py
 	$(TEST_ENV)/bin/ruff check .
 	$(TEST_ENV)/bin/mypy -p localspec
-	$(TEST_ENV)/bin/python -m pytest
+	$(PYTEST_THREADS) $(TEST_ENV)/bin/python -m pytest $(PYTEST_WORKERS)
 
 check: $(VENV)/.installed-test ## the same in .venv: faster
 	$(BIN)/ruff check .
 	$(BIN)/mypy -p localspec
-	$(BIN)/python -m pytest
+	$(PYTEST_THREADS) $(BIN)/python -m pytest $(PYTEST_WORKERS)
 
 test-slow: $(VENV)/.installed-test ## the tests that need the real models, and hours
 	@$(BIN)/python $(PIP_INSTALL) -e '.[test,slow]'
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow -o faulthandler_timeout=0
 
 sweep: $(VENV)/.installed-test ## the same tokens on every architecture: half an hour
 	$(BIN)/python tests/sweep.py $(ARGS)

@@ -86,7 +86,7 @@ def read_checkpoint(path: Path, finish: str | None = None) -> Checkpoint:
         if not file.is_file():
             problems.append(f"{file.name} is missing")
             continue
-        header = _header(file, problems)
+        header, _ = _header(file, problems)
         absent = [name for name in expected.get(file.name, ()) if name not in header]
         if header and absent:
             problems.append(
@@ -195,27 +195,39 @@ def _weight_files(path: Path, problems: list[str]) -> tuple[dict[str, list[str]]
     return {}, []
 
 
-def _header(file: Path, problems: list[str]) -> dict[str, Tensor]:
-    """The tensors a safetensors file holds; a file shorter or longer than its header says is a problem."""
+def read_header(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors that a safetensors file holds, and what it says of itself. Raises IncompleteModelError."""
+    if not file.is_file():
+        raise IncompleteModelError(f"{file} is missing")
+    problems: list[str] = []
+    found = _header(file, problems)
+    if problems:
+        raise IncompleteModelError(f"{file.parent}: {problems[0]}")
+    return found
+
+
+def _header(file: Path, problems: list[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """What a safetensors file holds, and its metadata; one shorter or longer than its header says is a problem."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         start = stream.read(8)
         if start == b"version ":
             problems.append(f"{file.name} is a Git LFS pointer, not the weights (git lfs pull fetches them)")
-            return {}
+            return {}, {}
         if len(start) < 8:
             problems.append(f"{file.name} is cut off ({size} bytes)")
-            return {}
+            return {}, {}
         (length,) = struct.unpack("<Q", start)
         if length > _LARGEST_HEADER:
             problems.append(f"{file.name} is not a safetensors file")
-            return {}
+            return {}, {}
         raw = stream.read(length)
     if len(raw) < length:
         problems.append(f"{file.name} is cut off ({size:,} bytes, its header alone has {length + 8:,})")
-        return {}
+        return {}, {}
     try:
         table = json.loads(raw)
+        metadata = dict(table.get("__metadata__") or {})
         end = max((int(t["data_offsets"][1]) for n, t in table.items() if n != "__metadata__"), default=0)
         tensors = {
             name: Tensor(str(t["dtype"]), tuple(int(s) for s in t["shape"]))
@@ -224,13 +236,13 @@ def _header(file: Path, problems: list[str]) -> dict[str, Tensor]:
         }
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         problems.append(f"{file.name} is not a safetensors file")
-        return {}
+        return {}, {}
     whole = 8 + length + end
     if size < whole:
         problems.append(f"{file.name} is cut off ({size:,} of {whole:,} bytes)")
     elif size > whole:
         problems.append(f"{file.name} is damaged ({size:,} bytes where its header says {whole:,})")
-    return tensors
+    return tensors, metadata if all(isinstance(v, str) for v in metadata.values()) else {}
 
 
 def _hint(path: Path) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Literal
 
-from localspec.drafters.protocol import Drafter, Proposal
+from localspec.drafters.protocol import Drafter, Offer, Proposal
 from localspec.rows import RowClass
 
 MOST = 12
@@ -27,6 +27,9 @@ _SAMPLES = 15
 _PLAIN_SAMPLES, _PLAIN_EVERY = 3, 128
 """Plain passes before a drafter with weights may draft, and rounds after which another is due: without them nobody
 would notice that plain decoding is the faster one."""
+_APART_FIRST, _APART_EVERY = 3, 16
+"""Rounds of a width in which drafting and the pass are timed apart at first, and rounds in one go after which another
+is: what a round costs as a whole is known from each."""
 _FIRST_PROBE, _LAST_PROBE = 32, 512
 """Proposals declined in a row before one is tried all the same, at first and at most."""
 _MEMORY = 0.97
@@ -105,9 +108,9 @@ class Acceptance:
         accepted, seen = self._counts.get(_key(drafter, position, confidence), (0.0, 0.0))
         return (accepted + _PRIOR_WEIGHT * prior) / (seen + _PRIOR_WEIGHT)
 
-    def observe(self, proposal: Proposal, accepted: int) -> None:
+    def observe(self, proposal: Offer, accepted: int) -> None:
         """A draft behind a rejected one was not tested, and says nothing."""
-        for i in range(min(accepted + 1, len(proposal.tokens))):
+        for i in range(min(accepted + 1, len(proposal))):
             key = _key(proposal.source, i, _confidence(proposal, i))
             good, seen = self._counts.get(key, (0.0, 0.0))
             self._counts[key] = (good * _MEMORY + (i < accepted), seen * _MEMORY + 1)
@@ -126,7 +129,7 @@ def _key(drafter: str, position: int, confidence: float | None) -> tuple[str, st
     return drafter, "confidence", bisect_left(_EDGES, confidence)
 
 
-def _confidence(proposal: Proposal, position: int) -> float | None:
+def _confidence(proposal: Offer, position: int) -> float | None:
     return None if proposal.confidence is None else proposal.confidence[position]
 
 
@@ -142,6 +145,8 @@ class Controller:
         """Rounds that drafted since the last plain one."""
         self._alone: deque[float] = deque(maxlen=_SAMPLES)
         """Recent seconds of plain passes that nothing was launched behind."""
+        self._joint: dict[str, int] = {}
+        """Per drafter, rounds in one go since the last that was timed apart."""
         self._declined: dict[str, int] = {}
         self._waits: dict[str, int] = {}
         self.row_class: RowClass | None = None
@@ -156,16 +161,28 @@ class Controller:
             return max(limit, 0)
         if self.costs.seen(self.width(1)) < _PLAIN_SAMPLES or self._since_plain >= _PLAIN_EVERY:
             return 0
-        return self._best(drafter.name, limit, running=peek) or self._probe(drafter.name, peek)
+        return self._best(drafter.name, limit, running=peek)[0] or self._probe(drafter.name, peek)
 
-    def after(self, proposal: Proposal, fixed: int | Literal["auto"], *, peek: bool = False) -> Proposal | None:
-        """The proposal of a free drafter cut to what its evidence is worth; None when plain decoding is worth more.
+    def worth(self, drafter: Drafter, limit: int, *, peek: bool = False) -> float:
+        """Tokens per plain pass's time that a drafter with weights would bring at its best length; 1.0 for none."""
+        limit = min(limit, MOST, self._cautious())
+        if limit <= 0 or self.costs.seen(self.width(1)) < _PLAIN_SAMPLES:
+            return 1.0
+        return self._best(drafter.name, limit, running=peek)[1]
+
+    def after(
+        self, proposal: Proposal, fixed: int | Literal["auto"], *, peek: bool = False, rival: float = 1.0
+    ) -> Proposal | None:
+        """The proposal of a free drafter cut to what its evidence is worth; None when something else is worth more:
+        plain decoding, or the drafters with weights behind it, whose `worth` is `rival`.
 
         `peek`: the answer is wanted, but no round will follow from it.
         """
         if fixed != "auto":
             return proposal
-        best = self._best(proposal.source, len(proposal.tokens), proposal.confidence, running=peek)
+        best, value = self._best(proposal.source, len(proposal), proposal.confidence, running=peek)
+        if best and value < rival:
+            return None
         if best == 0:
             self.acceptance.fade(proposal)
             best = self._probe(proposal.source, peek)
@@ -186,13 +203,34 @@ class Controller:
             self._waits[drafter] = min(2 * wait, _LAST_PROBE)
         return 1
 
-    def learn(self, proposal: Proposal, accepted: int, draft_s: float, verify_s: float) -> None:
-        """Book one round that drafted."""
+    def times_apart(self, proposal: Offer) -> bool:
+        """Whether to wait for the drafts before their pass begins, so that the two can be timed apart.
+
+        Now and then only: a round in one go is the faster one.
+        """
+        if isinstance(proposal, Proposal):
+            return True  # there is nothing to wait for
+        unknown = self.costs.seen(self.width(len(proposal) + 1)) < _APART_FIRST
+        return unknown or self._joint.get(proposal.source, 0) >= _APART_EVERY
+
+    def shares(self, proposal: Offer, seconds: float) -> tuple[float, float]:
+        """(drafting, pass) of a round that did both in one go: the pass takes what passes of its width took when they
+        were timed apart, the rest was drafting."""
+        alone = self.costs.of(self.width(len(proposal) + 1)) or 0.0
+        verify_s = min(alone, seconds)
+        return seconds - verify_s, verify_s
+
+    def learn(self, proposal: Offer, accepted: int, draft_s: float, verify_s: float, *, apart: bool = True) -> None:
+        """Book one round that drafted; `apart`: whether the two times were measured, and not made by `shares`.
+
+        `proposal` as it went into the pass, whatever could not be judged of it: its rows were paid for.
+        """
         self._since_plain += 1
-        drafted = len(proposal.tokens)
+        self._joint[proposal.source] = 0 if apart else self._joint.get(proposal.source, 0) + 1
         self.acceptance.observe(proposal, accepted)
-        self.costs.observe(self.width(drafted + 1), verify_s)
-        self._draft_costs.setdefault(proposal.source, deque(maxlen=_SAMPLES)).append(draft_s / drafted)
+        if apart:
+            self.costs.observe(self.width(len(proposal) + 1), verify_s)
+        self._draft_costs.setdefault(proposal.source, deque(maxlen=_SAMPLES)).append(draft_s / len(proposal))
 
     def learn_plain(self, seconds: float, *, ahead: bool = True) -> None:
         """Book a pass without drafts; `ahead`: whether the next one was launched before this one was read."""
@@ -214,8 +252,9 @@ class Controller:
 
     def _best(
         self, drafter: str, limit: int, confidence: Sequence[float] | None = None, *, running: bool = False
-    ) -> int:
-        """The length with the largest value, 0 for none. `running`: whether plain decoding runs ahead now."""
+    ) -> tuple[int, float]:
+        """The length with the largest value, 0 for none, and that value. `running`: whether plain decoding runs ahead
+        now."""
         plain = self.width(1)
         one = self.costs.of(plain)
         costs = self._draft_costs.get(drafter)
@@ -235,4 +274,4 @@ class Controller:
         if best:
             self._declined[drafter] = 0
             self._waits[drafter] = _FIRST_PROBE
-        return best
+        return best, best_value

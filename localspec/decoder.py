@@ -15,7 +15,7 @@ import mlx.core as mx
 
 from localspec.controller import QUIET, REPRODUCIBLE, Controller
 from localspec.drafters.forced import ForcedDrafter
-from localspec.drafters.protocol import Draw, Proposal
+from localspec.drafters.protocol import Draw, Offer, Proposal, UnreadProposal
 from localspec.judge import Chosen, Judge, Step
 from localspec.kernels.selection import Kernels
 from localspec.matcher import Matcher
@@ -131,16 +131,17 @@ class Decoder:
         # The pass itself adds a token, and has a row for it.
         return min(self._room(), self._session.transaction.rows_allowed()) - 1
 
-    def _propose(self) -> tuple[Proposal | None, float]:
-        """The first drafter's proposal that is worth a wider pass, and the seconds it took."""
+    def _propose(self) -> tuple[Offer | None, float]:
+        """The first drafter's proposal that is worth a wider pass, and the seconds it took so far."""
         started = time.perf_counter()
         limit = self._drafts_allowed()
-        proposal = None
+        proposal: Offer | None = None
         for drafter in self._drafters if limit > 0 else ():
             length = self._controller.before(drafter, min(limit, drafter.longest()), self._fixed)
             offered = self._usable(drafter.propose(length, self._draw)) if length else None
-            if offered is not None:
-                proposal = self._controller.after(offered, self._fixed) if drafter.free else offered
+            proposal = offered
+            if drafter.free and isinstance(offered, Proposal):
+                proposal = self._controller.after(offered, self._fixed, rival=self._rival(limit))
             if proposal is not None:
                 break
         seconds = time.perf_counter() - started
@@ -154,8 +155,9 @@ class Decoder:
         for drafter in self._drafters if limit > 0 else ():
             length = self._controller.before(drafter, min(limit, drafter.longest()), self._fixed, peek=True)
             offered = self._usable(drafter.propose(length, self._draw)) if length and drafter.free else None
-            if offered is not None:
-                found = self._controller.after(offered, self._fixed, peek=True) is not None
+            if isinstance(offered, Proposal):
+                rival = self._rival(limit, peek=True)
+                found = self._controller.after(offered, self._fixed, peek=True, rival=rival) is not None
             else:
                 found = length > 0 and not drafter.free
             if found:
@@ -163,15 +165,23 @@ class Decoder:
         self._stats.draft_s += time.perf_counter() - started
         return found
 
-    def _usable(self, proposal: Proposal | None) -> Proposal | None:
-        """The proposal up to the first id that the target lacks, or the grammar forbids; None when nothing is left."""
-        if proposal is None:
+    def _rival(self, limit: int, *, peek: bool = False) -> float:
+        """What the drafters with weights are worth here, which a free one has to be worth as well."""
+        costly = (drafter for drafter in self._drafters if not drafter.free)
+        worths = (self._controller.worth(d, min(limit, d.longest()), peek=peek) for d in costly)
+        return max(worths, default=1.0)
+
+    def _usable(self, proposal: Offer | None) -> Offer | None:
+        """The proposal up to the first id that the target lacks, or the grammar forbids; None when nothing is left.
+
+        One that the device has not finished goes into the pass as it is, unless a grammar has to see it.
+        """
+        if proposal is None or (isinstance(proposal, UnreadProposal) and self._matcher is None):
+            return proposal
+        known = proposal.read(self._session.target.vocabulary_size)
+        if not known.tokens:
             return None
-        size = self._session.target.vocabulary_size
-        known = next((i for i, token in enumerate(proposal.tokens) if not 0 <= token < size), len(proposal.tokens))
-        if not known:
-            return None
-        return proposal.cut(known) if self._matcher is None else self._matcher.cut(proposal.cut(known))
+        return known if self._matcher is None else self._matcher.cut(known)
 
     # Verify
 
@@ -179,14 +189,24 @@ class Decoder:
         """Start a one-row pass on `token` [1], which may not have been computed yet; `history`: the ids before it."""
         return self._judge.start(self._forward(token), token, history)
 
-    def _speculative_round(self, proposal: Proposal, draft_s: float) -> Iterator[Token]:
+    def _speculative_round(self, offered: Offer, draft_s: float) -> Iterator[Token]:
         history, started = self._session.ids[:-1], time.perf_counter()
-        fed = mx.array([self._session.ids[-1], *proposal.tokens], mx.uint32)
-        accepted, chosen = self._judge.decide(self._forward(fed), fed, history, proposal)
-        seconds = time.perf_counter() - started
-        self._stats.verify_s += seconds
-        self._controller.learn(proposal, accepted, draft_s, seconds)
-        yield from self._emit(chosen, proposal, accepted)
+        apart = self._controller.times_apart(offered)
+        if apart and isinstance(offered, UnreadProposal):
+            mx.eval(offered.ids)
+            waited = time.perf_counter() - started
+            started, draft_s = started + waited, draft_s + waited
+            self._stats.draft_s += waited
+        fed = offered.after(self._session.ids[-1])
+        proposal, accepted, chosen = self._judge.decide(self._forward(fed), fed, history, offered)
+        verify_s = time.perf_counter() - started
+        if not apart:
+            building = draft_s
+            draft_s, verify_s = self._controller.shares(offered, draft_s + verify_s)
+            self._stats.draft_s += draft_s - building
+        self._stats.verify_s += verify_s
+        self._controller.learn(offered, accepted, draft_s, verify_s, apart=apart)
+        yield from self._emit(chosen, proposal if proposal.tokens else None, accepted)
 
     # Commit and emit
 

@@ -58,3 +58,7 @@ class KernelWarning(RuntimeWarning):
 
 class LearningWarning(RuntimeWarning):
     """Something about the learned n-grams that a person may want to know; the answers are the same."""
+
+
+class DrafterWarning(RuntimeWarning):
+    """A drafter is not used any more; the answers are the same without."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
 from localspec.acceptance import accept_block, accept_coupled, accept_rejection, block_weights, draw, residual
-from localspec.drafters.protocol import Draw, Proposal
+from localspec.drafters.protocol import Draw, Offer, Proposal
 from localspec.errors import NumericsError
 from localspec.kernels import truncation, verify
 from localspec.kernels.selection import Kernels
@@ -58,6 +58,8 @@ class Chosen:
 class _Verdict:
     """What an acceptance rule made of one pass: the accepted drafts and the token behind them."""
 
+    proposal: Proposal
+    """The drafts that could be judged."""
     accepted: int
     tokens: list[int]
     log_ps: list[float]
@@ -108,31 +110,36 @@ class Judge:
         return Chosen(_ints(step.token)[0], "plain", p, _floats(step.logprob)[0], top=top)
 
     def decide(
-        self, logits: mx.array, fed: mx.array, history: Sequence[int], proposal: Proposal
-    ) -> tuple[int, list[Chosen]]:
-        """How many drafts of the proposal the target accepts, and they and the token behind them.
+        self, logits: mx.array, fed: mx.array, history: Sequence[int], offered: Offer
+    ) -> tuple[Proposal, int, list[Chosen]]:
+        """The drafts that could be judged, how many of them the target accepts, and those with the token behind them.
 
-        logits: [n+1, vocabulary] of a pass of `fed`, integer [n+1]: the last kept token and the n drafts. history: the
-        ids before `fed`. Raises NumericsError where the text comes to a row that is not finite.
+        logits: [n+1, vocabulary] of a pass of `fed`, integer [n+1]: the last kept token and the n drafts offered.
+        history: the ids before `fed`. What was offered is read once the pass has been computed, not before. Raises
+        NumericsError where the text comes to a row that is not finite.
         """
         first = len(history) + 1
+        drafts = fed[1:]
         judging = self._judging()
         if judging is not None:
             logits = self._adjusted(logits, fed, history)
-            return judging(logits, proposal, first)
-        rows = self._distribution(logits, fed, history)
-        if self._settings.accept == "coupled":
-            verdict = self._accept_coupled(rows, proposal.tokens, first)
-        elif self._settings.accept == "rejection":
-            verdict = self._accept_rejection(rows, proposal, first)
+            verdict, normalizer = judging(logits, offered, drafts, first)
+            top = self._top_of(logits, normalizer)
         else:
-            verdict = self._accept_block(rows, proposal, first)
-        return verdict.accepted, _chosen(verdict, proposal, ranked(self._top(rows), len(verdict.tokens)))
+            rows = self._distribution(logits, fed, history)
+            if self._settings.accept == "coupled":
+                verdict = self._accept_coupled(rows, offered, first)
+            elif self._settings.accept == "rejection":
+                verdict = self._accept_rejection(rows, offered, drafts, first)
+            else:
+                verdict = self._accept_block(rows, offered, drafts, first)
+            top = self._top(rows)
+        return verdict.proposal, verdict.accepted, _chosen(verdict, ranked(top, len(verdict.tokens)))
 
     def _fused(self, kernel: str) -> bool:
         return self._known and self._kernels.uses(kernel)
 
-    def _judging(self) -> Callable[[mx.array, Proposal, int], tuple[int, list[Chosen]]] | None:
+    def _judging(self) -> Callable[[mx.array, Offer, mx.array, int], tuple[_Verdict, mx.array]] | None:
         """What judges drafts by a kernel; None where none does."""
         if self._settings.accept == "coupled":
             return self._fused_coupled if self._fused(self._choosing) else None
@@ -169,75 +176,88 @@ class Judge:
         )
         return found
 
-    def _fused_coupled(self, logits: mx.array, proposal: Proposal, first: int) -> tuple[int, list[Chosen]]:
-        found = self._run_coupled(logits, first, mx.array(proposal.tokens, mx.uint32), mx.eval)
-        accepted = _ints(found.accepted[None])[0]
+    def _fused_coupled(
+        self, logits: mx.array, offered: Offer, drafts: mx.array, first: int
+    ) -> tuple[_Verdict, mx.array]:
+        """The verdict, and the rows' normalizers."""
+        found = self._run_coupled(logits, first, drafts, mx.eval)
+        tokens, proposal = _ints(found.tokens), self._read(offered)
+        accepted = min(_ints(found.accepted[None])[0], len(proposal))
         kept = accepted + 1
         self._check_rows(found.normalizer, kept, first)
-        verdict = _Verdict(
-            accepted, _ints(found.tokens)[:kept], _floats(found.log_p)[:kept], _floats(found.logprob)[:kept]
-        )
-        return accepted, _chosen(verdict, proposal, ranked(self._top_of(logits, found.normalizer), kept))
+        log_p, logprob = _floats(found.log_p)[:kept], _floats(found.logprob)[:kept]
+        return _Verdict(proposal, accepted, tokens[:kept], log_p, logprob), found.normalizer
 
-    def _fused_rejection(self, logits: mx.array, proposal: Proposal, first: int) -> tuple[int, list[Chosen]]:
-        drafts = mx.array(proposal.tokens, mx.uint32)
+    def _fused_rejection(
+        self, logits: mx.array, offered: Offer, drafts: mx.array, first: int
+    ) -> tuple[_Verdict, mx.array]:
+        """The verdict, and the rows' normalizers."""
 
         def judged(judge: Callable[..., Judged], find: Callable[..., Cutoff]) -> Judged:
             cutoff, heat = self._cutoff(logits, find), self._settings.temperature
-            return judge(logits, cutoff, drafts, proposal.q, temperature=heat, noise=self._noise, position=first)
+            return judge(logits, cutoff, drafts, offered.q, temperature=heat, noise=self._noise, position=first)
 
         found = self._kernels.run(
             "verify-rejection",
             lambda: judged(verify.rejection, self._find()),
             lambda: judged(rejection_reference, cutoff_reference),
         )
-        accepted = _ints(found.accepted[None])[0]
+        # No draft is accepted whose q is not a number, and the token in its place is then drawn from p.
+        accepted, proposal = _ints(found.accepted[None])[0], self._read(offered)
         self._check_rows(found.normalizer, accepted + 1, first)
         verdict = _Verdict(
+            proposal,
             accepted,
             [*proposal.tokens[:accepted], _ints(found.tokens)[accepted]],
             [*_floats(found.draft_log_p)[:accepted], _floats(found.log_p)[accepted]],
             [*_floats(found.draft_logprob)[:accepted], _floats(found.logprob)[accepted]],
         )
-        return accepted, _chosen(verdict, proposal, ranked(self._top_of(logits, found.normalizer), accepted + 1))
+        return verdict, found.normalizer
 
-    def _accept_coupled(self, rows: Distribution, drafts: list[int], first: int) -> _Verdict:
-        chosen = rows.choose(self._gumbel(rows, range(first, first + len(drafts) + 1)))
-        log_p, logprob = rows.log_probability_of(chosen), rows.logprob_of(chosen)
+    def _accept_coupled(self, rows: Distribution, offered: Offer, first: int) -> _Verdict:
+        chosen = rows.choose(self._gumbel(rows, range(first, first + len(offered) + 1)))
+        logprob = rows.logprob_of(chosen)
+        # At temperature 0 the choice is certain, and there is nothing to work out.
+        log_p = mx.zeros_like(logprob) if rows.greedy else rows.log_probability_of(chosen)
         mx.eval(chosen, log_p, logprob, rows.normalizer)
-        accepted = accept_coupled(_ints(chosen), drafts)
+        proposal = self._read(offered)
+        accepted = accept_coupled(_ints(chosen), proposal.tokens)
         kept = accepted + 1
         self._check_rows(rows.normalizer, kept, first)
-        return _Verdict(accepted, _ints(chosen)[:kept], _floats(log_p)[:kept], _floats(logprob)[:kept])
+        return _Verdict(proposal, accepted, _ints(chosen)[:kept], _floats(log_p)[:kept], _floats(logprob)[:kept])
 
-    def _accept_rejection(self, rows: Distribution, proposal: Proposal, first: int) -> _Verdict:
-        count, p = len(proposal.tokens), rows.probabilities()
-        drafts = mx.array(proposal.tokens, mx.uint32)
-        passed = _ints(accept_rejection(p, proposal.q, drafts, self._coins(first, count)))
-        accepted = passed.index(0) if 0 in passed else count
-        return self._drawn(rows, proposal, accepted, p[accepted], first)
+    def _accept_rejection(self, rows: Distribution, offered: Offer, drafts: mx.array, first: int) -> _Verdict:
+        p = rows.probabilities()
+        passed = _ints(accept_rejection(p, offered.q, drafts, self._coins(first, len(offered))))
+        proposal = self._read(offered)
+        passed = passed[: len(proposal)]
+        accepted = passed.index(0) if 0 in passed else len(passed)
+        return self._drawn(rows, proposal, drafts, accepted, p[accepted], first)
 
-    def _accept_block(self, rows: Distribution, proposal: Proposal, first: int) -> _Verdict:
+    def _accept_block(self, rows: Distribution, offered: Offer, drafts: mx.array, first: int) -> _Verdict:
         # The rule looks at all rows at once. Only the drafts up to a row that is not finite are judged: whether the
         # text comes to that row, and so to an error, is then decided like everything else.
         self._check_rows(rows.normalizer, 1, first)
         finite = [math.isfinite(normalizer) for normalizer in _floats(rows.normalizer)]
-        proposal = proposal.cut(finite.index(False)) if False in finite else proposal
-        count, p = len(proposal.tokens), rows.probabilities()
-        drafts = mx.array(proposal.tokens, mx.uint32)
-        passed = _ints(accept_block(p, proposal.q, drafts, self._coins(first, count)))
-        accepted = max((i + 1 for i, one in enumerate(passed) if one), default=0)
-        weights = block_weights(p, proposal.q, drafts)[accepted] * p[accepted]
-        return self._drawn(rows, proposal, accepted, weights, first)
+        proposal, p = self._read(offered), rows.probabilities()
+        judged = proposal.cut(finite.index(False)) if False in finite else proposal
+        count, accepted, weights = len(judged), 0, p[0]
+        if count:
+            drafts = drafts[:count]
+            passed = _ints(accept_block(p, judged.q, drafts, self._coins(first, count)))
+            accepted = max((i + 1 for i, one in enumerate(passed) if one), default=0)
+            weights = block_weights(p, judged.q, drafts)[accepted] * p[accepted]
+        return replace(self._drawn(rows, judged, drafts, accepted, weights, first), proposal=proposal)
 
     def _coins(self, first: int, count: int) -> mx.array:
         return self._noise.uniform(round_keys(first, count))
 
-    def _drawn(self, rows: Distribution, proposal: Proposal, accepted: int, weights: mx.array, first: int) -> _Verdict:
+    def _drawn(
+        self, rows: Distribution, proposal: Proposal, drafts: mx.array, accepted: int, weights: mx.array, first: int
+    ) -> _Verdict:
         """The accepted drafts and the token behind them: of `weights`, less what a rejected draft had of them."""
         self._check_rows(rows.normalizer, accepted + 1, first)
-        drafts = mx.array(proposal.tokens, mx.uint32)
-        if accepted < len(proposal.tokens):
+        if accepted < len(proposal):
             weights = residual(weights, None if proposal.q is None else proposal.q[accepted], drafts[accepted])
         noise = self._noise.gumbel([first + accepted], weights.shape[-1], Stream.RESIDUAL)[0]
         final = draw(weights, noise)
@@ -247,7 +267,10 @@ class Judge:
         )
         log_p, logprob = kept.log_probability_of(chosen), kept.logprob_of(chosen)
         mx.eval(chosen, log_p, logprob)
-        return _Verdict(accepted, _ints(chosen), _floats(log_p), _floats(logprob))
+        return _Verdict(proposal, accepted, _ints(chosen), _floats(log_p), _floats(logprob))
+
+    def _read(self, offered: Offer) -> Proposal:
+        return offered.read(self._draw.vocabulary_size)
 
     def _distribution(self, logits: mx.array, fed: mx.array, history: Sequence[int]) -> Distribution:
         logits = self._adjusted(logits, fed, history)
@@ -307,19 +330,19 @@ class Judge:
             )
 
 
-def _chosen(verdict: _Verdict, proposal: Proposal, tops: list[tuple[tuple[int, float], ...]]) -> list[Chosen]:
+def _chosen(verdict: _Verdict, tops: list[tuple[tuple[int, float], ...]]) -> list[Chosen]:
     """The tokens of a verdict with where they came from."""
-    chosen = []
+    chosen, proposal = [], verdict.proposal
     levels: Sequence[Level | None] | None = proposal.levels
     if levels is None:
-        levels = ["context" if proposal.source == "ngram" else None] * len(proposal.tokens)
+        levels = ["context" if proposal.source == "ngram" else None] * len(proposal)
     for i, token in enumerate(verdict.tokens):
         p, logprob = math.exp(verdict.log_ps[i]), verdict.logprobs[i]
         if i < verdict.accepted:
             q = 1.0 if proposal.probabilities is None else proposal.probabilities[i]
             chosen.append(Chosen(token, proposal.source, p, logprob, q, i, proposal.match_length, levels[i], tops[i]))
         else:
-            source: Source = "resampled" if verdict.accepted < len(proposal.tokens) else "bonus"
+            source: Source = "resampled" if verdict.accepted < len(proposal) else "bonus" if len(proposal) else "plain"
             chosen.append(Chosen(token, source, p, logprob, top=tops[i]))
     return chosen
 

@@ -1,4 +1,4 @@
-"""From a model's name to an engine: resolve, check that it fits, load, choose the weights' format, pair with a draft.
+"""From a model's name to an engine: plan, pair with a draft, load what was planned.
 
 Knows nothing about decoding.
 """
@@ -9,17 +9,14 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from localspec import hub, memory
-from localspec.checkpoint import Checkpoint, context_length, end_ids, read_checkpoint
-from localspec.errors import IncompleteModelError, InsufficientMemoryError, SettingsError, UnsupportedModelError
-from localspec.memory import format_bytes
-from localspec.models import catalogue
+from localspec.checkpoint import Checkpoint, context_length, end_ids
+from localspec.errors import IncompleteModelError, SettingsError, UnsupportedModelError
 from localspec.package import Progress
-from localspec.vocabulary import check_same_vocabulary
+from localspec.pairing import AUTO, pair
+from localspec.plan import plan, require_memory
 
 if TYPE_CHECKING:
     from localspec.engine import Engine
@@ -30,36 +27,37 @@ DTYPES = ("float32", "bfloat16", "float16", "quantized")
 """What `dtype=` may be; `quantized` keeps the weights as they are stored."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """A model that is here and whole, and how to hold it in memory."""
-
-    name: str
-    checkpoint: Checkpoint
-    dtype: str
-
-    @property
-    def bytes(self) -> int:
-        return memory.weights_bytes(self.checkpoint, self.dtype)
-
-
 def load(
     name: str | os.PathLike[str],
     *,
-    draft: str | os.PathLike[str] | None = None,
+    draft: str | os.PathLike[str] | None = AUTO,
+    mtp: str | os.PathLike[str] | None = AUTO,
+    draft_through_text: bool = False,
     dtype: str | None = None,
     drafters: Sequence[Any] | None = None,
     progress: Progress | None = None,
     kernels: str | Kernels = "auto",
     learn: bool = False,
     notify: Callable[[str], None] | None = None,
+    on_choice: Callable[[str], None] | None = None,
 ) -> Engine:
     """Load a model by catalogue name, local directory or hub id, fetching it if need be, and make an engine of it.
 
-    `draft` names a smaller model with the same vocabulary that drafts for it, after the other `drafters` (n-grams when
-    None). `dtype` is one of DTYPES; None takes what runs fastest on this machine. `kernels` and `learn` are as in
-    Engine; `notify` is told in one line what is amiss with what was learned, None warns. Everything is loaded and
-    evaluated in the calling thread, which is the one to generate in.
+    `drafters` None is n-grams, and behind them what `draft` and `mtp` say. draft="auto" takes the MTP head that comes
+    with the model, or with localspec; else a model of the catalogue that drafts for this one, is on this machine and
+    fits into its memory, if there is any. A name is that model, which must have the same vocabulary and be smaller, and
+    is fetched if need be; `draft_through_text` allows one with another vocabulary, which is slower. "layers" or
+    "layers:N" has the model draft for itself, with N of its layers. "none" or None is nothing. `mtp` is the file or
+    folder of an MTP head; "auto" is what `draft` says of it, "none" or None leaves it out. Where `drafters` are given,
+    only what was named is put behind them. `on_choice` is told in one line what drafts.
+
+    `dtype` is one of DTYPES; None takes what runs fastest on this machine. `kernels` and `learn` are as in
+    Engine; `notify` is told in one line what is amiss with what was learned, or with a head; None warns. Everything is
+    loaded and evaluated in the calling thread, which is the one to generate in.
+
+    Raises ModelNotFoundError, DownloadError, IncompleteModelError, UnsupportedModelError, InsufficientMemoryError, and
+    IncompatibleDrafterError for a draft that does not fit: all before any weights are loaded, but where weights do not
+    match their config.
     """
     from localspec.engine import Engine
     from localspec.kernels.selection import Kernels
@@ -67,27 +65,53 @@ def load(
     if dtype is not None and dtype not in DTYPES:
         raise SettingsError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
     kernels = kernels if isinstance(kernels, Kernels) else Kernels(kernels)
-    plan = _plan(os.fspath(name), dtype, progress)
-    draft_plan = _plan(os.fspath(draft), dtype, progress) if draft is not None else None
-    _require_memory(plan, draft_plan)
-    tokenizer = load_tokenizer(plan.checkpoint)
+    target = plan(os.fspath(name), dtype, progress)
+    require_memory(target)
+    tokenizer = load_tokenizer(target.checkpoint)
+    wanted = None if draft is None or (draft == AUTO and drafters is not None) else os.fspath(draft)
+    head = None if mtp is None or (mtp == AUTO and drafters is not None) else os.fspath(mtp)
+    pairing = pair(
+        target,
+        tokenizer,
+        wanted,
+        load_tokenizer,
+        mtp=head,
+        through_text=draft_through_text,
+        dtype=dtype,
+        progress=progress,
+    )
+    if on_choice is not None and pairing.line is not None:
+        on_choice(pairing.line)
     learning: bool | Learning = False
     if learn:
         from localspec.learning import Learning
 
-        learning = Learning(tokenizer, label=plan.name, say=notify)
-    if draft_plan is not None:
-        check_same_vocabulary(tokenizer, load_tokenizer(draft_plan.checkpoint))
+        learning = Learning(tokenizer, label=target.name, say=notify)
     chosen: list[Any] = ["ngram"] if drafters is None else list(drafters)
-    model = load_weights(plan.checkpoint, plan.dtype)
-    if draft_plan is not None:
-        from localspec.drafters import ModelDrafter
+    model = load_weights(target.checkpoint, target.dtype)
+    if pairing.head is not None:
+        from localspec.drafters import MTPDrafter
+        from localspec.drafters.trial import Trial
+        from localspec.models.mtp import load_head
 
-        draft_model = load_weights(draft_plan.checkpoint, draft_plan.dtype)
-        chosen.append(ModelDrafter(draft_model, context_length=context_length(draft_plan.checkpoint.config)))
-    window = context_length(plan.checkpoint.config)
+        chosen.append(MTPDrafter(load_head(pairing.head, model, tokenizer), trial=Trial(MTPDrafter.name, notify)))
+    if pairing.draft is not None:
+        from localspec.drafters import ModelDrafter, TextDrafter
+
+        draft_model = load_weights(pairing.draft.checkpoint, pairing.draft.dtype)
+        draft_window = context_length(pairing.draft.checkpoint.config)
+        if pairing.through_text:
+            draft_tokenizer = load_tokenizer(pairing.draft.checkpoint)
+            chosen.append(TextDrafter(draft_model, draft_tokenizer, tokenizer, context_length=draft_window))
+        else:
+            chosen.append(ModelDrafter(draft_model, context_length=draft_window))
+    if pairing.layers is not None:
+        from localspec.drafters.layer_skip import layer_skip
+
+        chosen.append(layer_skip(model, pairing.layers or None))
+    window = context_length(target.checkpoint.config)
     return Engine(
-        model, tokenizer, drafters=chosen, name=plan.name, context_length=window, kernels=kernels, learn=learning
+        model, tokenizer, drafters=chosen, name=target.name, context_length=window, kernels=kernels, learn=learning
     )
 
 
@@ -107,6 +131,27 @@ def load_tokenizer(checkpoint: Checkpoint) -> Any:
 def load_weights(checkpoint: Checkpoint, dtype: str) -> Any:
     """The model with its weights in `dtype` (one of DTYPES), evaluated, so that no array waits for this thread."""
     import mlx.core as mx
+
+    with _only_its_files(checkpoint) as folder:
+        model = _open(checkpoint, folder)
+        if dtype != "quantized":
+            model = as_float(model, getattr(mx, dtype))
+        # One by one: all at once would hold every quantised tensor beside its float form. Not only parameters: what a
+        # module computes for itself (rotary frequencies) must not wait for this thread's stream either.
+        for _, module in model.named_modules():
+            for value in module.values():
+                if isinstance(value, mx.array):
+                    mx.eval(value)
+    return model
+
+
+def open_model(checkpoint: Checkpoint) -> Any:
+    """The model with its weights as they are stored, of which none has been read yet."""
+    with _only_its_files(checkpoint) as folder:
+        return _open(checkpoint, folder)
+
+
+def _open(checkpoint: Checkpoint, folder: Path) -> Any:
     from mlx_lm.utils import load_model
 
     if "model_file" in checkpoint.config:
@@ -117,111 +162,82 @@ def load_weights(checkpoint: Checkpoint, dtype: str) -> Any:
         raise UnsupportedModelError(
             f"{checkpoint.path}: config.json names no model_type, so it is not known how to run it"
         )
-    with _only_its_files(checkpoint) as folder:
-        try:
-            model, _ = load_model(folder, lazy=True)
-        except ValueError as error:
-            if "parameter" in str(error):  # weights missing, left over, or of another shape
-                raise IncompleteModelError(
-                    f"the weights of {checkpoint.path} do not match its config.json: {_line(error)}"
-                ) from error
-            raise UnsupportedModelError(f"{checkpoint.path} cannot be loaded: {_line(error)}") from error
-        except (KeyError, TypeError, AttributeError) as error:
-            # The architecture needs settings that the config lacks or spells otherwise.
-            raise UnsupportedModelError(
-                f"{checkpoint.path} cannot be loaded: its config.json does not fit mlx-lm's "
-                f"{checkpoint.config['model_type']} ({type(error).__name__}: {_line(error)})"
+    try:
+        model, _ = load_model(folder, lazy=True, get_model_classes=_without_heads)
+    except ValueError as error:
+        if "parameter" in str(error):  # weights missing, left over, or of another shape
+            raise IncompleteModelError(
+                f"the weights of {checkpoint.path} do not match its config.json: {_line(error)}"
             ) from error
-        if dtype != "quantized":
-            model = _as_float(model, getattr(mx, dtype))
-        # One by one: all at once would hold every quantised tensor beside its float form. Not only parameters: what a
-        # module computes for itself (rotary frequencies) must not wait for this thread's stream either.
-        for _, module in model.named_modules():
-            for value in module.values():
-                if isinstance(value, mx.array):
-                    mx.eval(value)
+        raise UnsupportedModelError(f"{checkpoint.path} cannot be loaded: {_line(error)}") from error
+    except (KeyError, TypeError, AttributeError) as error:
+        # The architecture needs settings that the config lacks or spells otherwise.
+        raise UnsupportedModelError(
+            f"{checkpoint.path} cannot be loaded: its config.json does not fit mlx-lm's "
+            f"{checkpoint.config['model_type']} ({type(error).__name__}: {_line(error)})"
+        ) from error
     return model
 
 
-def _plan(name: str, dtype: str | None, progress: Progress | None) -> _Plan:
-    _refuse_hopeless(name)
-    path = hub.resolve(name, progress)
-    return _Plan(label(name, path), read_checkpoint(path), dtype or _choose_dtype(path))
+def _without_heads(config: dict[str, Any]) -> tuple[Any, Any]:
+    """mlx-lm's classes for a model whose files may hold an MTP head as well.
+
+    Some architectures drop its tensors, others abort over them, and some do either by the layer's number in one model.
+    """
+    from mlx.utils import tree_flatten
+    from mlx_lm.utils import _get_classes
+
+    kind, arguments = _get_classes(config=config)
+
+    def build(args: Any) -> Any:
+        model = kind(args)
+        sanitize = getattr(model, "sanitize", lambda weights: weights)
+
+        def trunk_only(weights: dict[str, Any]) -> dict[str, Any]:
+            del model.__dict__["sanitize"]
+            weights = sanitize(weights)
+            # Packed weights have other names beside them: what counts is the module.
+            own = {name.rpartition(".")[0] for name, _ in tree_flatten(model.parameters())}
+            heads = tuple(name.partition("eh_proj")[0] for name in weights if ".eh_proj." in name)
+            return {
+                name: array
+                for name, array in weights.items()
+                if name.rpartition(".")[0] in own
+                or not (name.startswith(heads) or any(part.startswith("mtp") for part in name.split(".")))
+            }
+
+        model.__dict__["sanitize"] = trunk_only
+        return model
+
+    return build, arguments
 
 
-def label(name: str, path: Path) -> str:
-    """What to call the model that `name` stands for, which is in `path`."""
-    known = catalogue()
-    entry = known.get(name) or known.by_hub(name)
-    if entry is not None:
-        return entry.name
-    return path.name if Path(name).expanduser().is_dir() else name
-
-
-def _choose_dtype(path: Path) -> str:
-    """As stored on a GPU, which reads quantised weights fastest; on a CPU what `localspec.precision` measured."""
-    import mlx.core as mx
-
-    if mx.default_device().type == mx.DeviceType.gpu:
-        return "quantized"
-    from localspec.precision import choose_dtype
-
-    return str(choose_dtype(path))
-
-
-def _refuse_hopeless(name: str) -> None:
-    """Before gigabytes are fetched: a catalogue model that would not fit as stored."""
-    known = catalogue()
-    entry = known.get(name) or known.by_hub(name)
-    available = memory.available_bytes()
-    if entry is None or available is None or entry.memory_bytes <= available or hub.find(name) is not None:
-        return
-    raise InsufficientMemoryError(
-        f"{entry.name} needs about {format_bytes(entry.memory_bytes)} of memory and {format_bytes(available)} is "
-        f"available{_smaller(available, entry.name)}"
-    )
-
-
-def _require_memory(plan: _Plan, draft: _Plan | None) -> None:
-    available = memory.available_bytes()
-    need = memory.needed_bytes(plan.bytes + (draft.bytes if draft is not None else 0))
-    if available is None or need <= available:
-        return
-    what = f"{plan.name} in {plan.dtype}" + (f" with the draft {draft.name}" if draft is not None else "")
-    stored = memory.needed_bytes(plan.checkpoint.bytes + (draft.checkpoint.bytes if draft is not None else 0))
-    fits = stored <= available and plan.dtype != "quantized"
-    ways = "; as stored it would fit (dtype quantized)" if fits else _smaller(available, plan.name)
-    raise InsufficientMemoryError(
-        f"{what} needs {format_bytes(need)} of memory and {format_bytes(available)} is available{ways}"
-    )
-
-
-def _smaller(available: int, name: str) -> str:
-    entry = catalogue().largest_within(available)
-    if entry is None or entry.name == name:
-        return "; close other programs"
-    return f"; a model that fits: {entry.name} ({entry.title})"
-
-
-def _as_float(model: Any, dtype: Any) -> Any:
+def as_float(model: Any, dtype: Any) -> Any:
     """Quantised layers to plain ones and all floats to `dtype`, rounding once (the scales go through float32)."""
     import mlx.core as mx
     import mlx.nn as nn
-    from mlx.utils import tree_map_with_path
     from mlx_lm.utils import dequantize_model
 
     for _, module in model.named_modules():
         if "scales" in module and "weight" in module and isinstance(module, nn.Module):
             module.set_dtype(mx.float32)
     model = dequantize_model(model)
-    # Some architectures need certain parameters left alone; mlx-lm's converter asks the same question.
+    cast(model, dtype)
+    return model
+
+
+def cast(model: Any, dtype: Any) -> None:
+    """All floats of a model to `dtype`, but for those that its architecture wants left alone."""
+    import mlx.core as mx
+    from mlx.utils import tree_map_with_path
+
+    # mlx-lm's converter asks the same question.
     may_cast = getattr(model, "cast_predicate", lambda _: True)
 
-    def cast(path: str, array: Any) -> Any:
+    def one(path: str, array: Any) -> Any:
         return array.astype(dtype) if mx.issubdtype(array.dtype, mx.floating) and may_cast(path) else array
 
-    model.update(tree_map_with_path(cast, model.parameters()))
-    return model
+    model.update(tree_map_with_path(one, model.parameters()))
 
 
 @contextmanager

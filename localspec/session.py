@@ -11,6 +11,7 @@ from weakref import WeakMethod
 
 from localspec.drafters.protocol import Drafter, common_prefix
 from localspec.errors import CacheError
+from localspec.hidden import HiddenStates
 from localspec.target import Target
 from localspec.transaction import Transaction
 
@@ -84,6 +85,8 @@ class Session:
                 drafter.rewind(length)
         # Evaluated here, in the thread that built them: the next turn may come from another one.
         self.transaction.evaluate()
+        for drafter in self.drafters:
+            drafter.settle()
 
     def recover(self, length: int) -> None:
         """After an exception anywhere in a round: truncate to `length` tokens, or start over where that fails too.
@@ -123,4 +126,9 @@ class Session:
             drafter.reset()
 
     def _fresh_caches(self) -> None:
-        self.transaction = Transaction(self.target)
+        taps = [tap for drafter in self.drafters for tap in drafter.taps]
+        hidden = HiddenStates(self.target.model, taps) if taps else None
+        self.transaction = Transaction(self.target, hidden=hidden)
+        if hidden is not None:
+            for drafter in self.drafters:
+                drafter.watch(self.transaction)

@@ -86,8 +86,11 @@ class Stats:
     total_s: float = 0.0
     """From the call to the last token so far."""
     draft_s: float = 0.0
+    """Drafting. Where a model's drafts went into their pass without anybody waiting for them, only the round as a whole
+    is timed: the pass counts with what passes of its width took in the rounds that were timed in two, and what is left
+    counts as drafting."""
     verify_s: float = 0.0
-    """Waiting for target passes that decided tokens."""
+    """Target passes that decided tokens, from the launch to the decision."""
 
     def book_round(self, record: Round) -> None:
         """Count one target pass. Drafts behind a stop count as drafted, not as accepted."""

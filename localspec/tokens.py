@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Source = Literal["plain", "ngram", "mtp", "draft", "grammar", "resampled", "bonus"]
+Source = Literal["plain", "ngram", "mtp", "draft", "skip", "text", "grammar", "resampled", "bonus"]
 """Where a token came from: `plain` (nothing was proposed), the drafter whose proposal was accepted (`ngram`, `mtp`,
-`draft`; `grammar`, which allowed nothing else), `resampled` (chosen by the target where it rejected a draft) or `bonus`
-(the target's own token after a proposal that was accepted whole)."""
+`draft`, a small model; `skip`, some of the target's layers; `text`, a small model with another vocabulary; `grammar`,
+which allowed nothing else), `resampled` (chosen by the target where it rejected a draft) or `bonus` (the target's own
+token after a proposal that was accepted whole)."""
 Level = Literal["context", "learned", "seed"]
 """Where an n-gram draft was found: in this context, in what earlier answers taught, or in the user's own texts."""
 

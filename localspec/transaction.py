@@ -9,7 +9,7 @@ else).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from localspec.attention import by_row
 from localspec.caches.leaves import CutLeaf, SnapshotLeaf, is_recurrent, leaves_of
 from localspec.caches.recorder import Recorder, Recording
 from localspec.errors import CacheError
+from localspec.hidden import HiddenStates
 from localspec.kernels.matmul import few_rows
 from localspec.kernels.recurrence import replaying
 from localspec.rows import RowClass
@@ -54,8 +55,9 @@ class Transaction:
     Invariant after a commit without rows in flight: every cache holds exactly `length` tokens.
     """
 
-    def __init__(self, target: Target, *, record: bool = True) -> None:
-        """`record=False` has recurrent state replayed through the target instead of recorded; same result, slower."""
+    def __init__(self, target: Target, *, record: bool = True, hidden: HiddenStates | None = None) -> None:
+        """`record=False` has recurrent state replayed through the target instead of recorded; same result, slower.
+        `hidden`: where to keep hidden states of the passes, new and empty."""
         self._quantization = target.kv_quantization
         """How key/value caches are still to be converted; None when they are not, or were."""
         self._target = target
@@ -82,6 +84,8 @@ class Transaction:
         """Where given, `rewind` can go back so far even if passes were committed since, `_UNDOABLE_PASSES` at most."""
         self.held = 0
         """Tokens in the caches, those of passes not committed yet included, filler rows not."""
+        self.hidden = hidden
+        """Of the tokens held, whichever pass ran them."""
 
     def forward(self, ids: mx.array) -> mx.array:
         """One target pass over `ids`, integer [rows]; logits [rows, vocabulary], lazy. Held until a commit decides."""
@@ -97,15 +101,16 @@ class Transaction:
         self._passes = committed[-_UNDOABLE_PASSES:] + [p for p in self._passes if p.start >= self.length]
         this = _Pass(self.held, width, ids, [leaf.mark() for leaf in self._leaves], None)
         self._passes.append(this)
-        if self._recorder is None or width == 1:
-            logits = self._run(ids)
-        else:
-            with self._recorder.recording(width) as recording:
+        with self._listening(rows):
+            if self._recorder is None or width == 1:
                 logits = self._run(ids)
-            if recording.complete:
-                this.recording = recording
             else:
-                self._recorder, self.rollback = None, "replay"
+                with self._recorder.recording(width) as recording:
+                    logits = self._run(ids)
+                if recording.complete:
+                    this.recording = recording
+                else:
+                    self._recorder, self.rollback = None, "replay"
         self.held += rows
         self._fillers = width - rows
         return logits[:rows]
@@ -120,7 +125,8 @@ class Transaction:
             chunk = mx.array(list(ids[done : done + rows]), mx.uint32)
             # Noted like any pass, for `abort` should it fail.
             self._passes = [_Pass(self.held, rows, chunk, [leaf.mark() for leaf in self._leaves], None)]
-            self._target.forward(chunk, self.caches)
+            with self._listening(rows):
+                self._target.forward(chunk, self.caches)
             self.evaluate()
             self.held += rows
             self.length = self.held
@@ -165,6 +171,8 @@ class Transaction:
             elif not self._cut_all(length):
                 return False
             self.held, self._fillers = min(self.held, length), 0
+            if self.hidden is not None:
+                self.hidden.cut(self.held)
         self.length = min(self.length, length)
         return length == self.held
 
@@ -177,10 +185,17 @@ class Transaction:
             self._restore(first, 0, check=False)
             self._passes = [p for p in self._passes if p.start < self.length]
         self.held, self._fillers = self.length, 0
+        if self.hidden is not None:
+            self.hidden.release()
+            self.hidden.cut(self.length)
 
     def evaluate(self) -> None:
-        """Compute all that is in the caches, in the thread that built it."""
-        mx.eval([leaf.arrays() for leaf in self._leaves])
+        """Compute all that is in the caches, and the hidden states, in the thread that built them."""
+        mx.eval([leaf.arrays() for leaf in self._leaves], [] if self.hidden is None else self.hidden.arrays())
+
+    def _listening(self, rows: int) -> AbstractContextManager[None]:
+        """For a pass whose first `rows` tokens are the next ones."""
+        return nullcontext() if self.hidden is None else self.hidden.listening(self.held, rows)
 
     def _rows_before_conversion(self) -> int:
         due = self._quantization
@@ -196,6 +211,8 @@ class Transaction:
         rows = ids.shape[0]
         # A single row is multiplied by our kernel where it has to come out as in company, else by MLX's fastest.
         ours = self._target.few_rows and (rows > 1 or self.row_class is not None)
+        if self.row_class is None and not ours:  # as most passes are: nothing to prepare
+            return self._target.forward(ids, self.caches)
         with by_row(1 if self.row_class is None else rows, self._target.shapes), few_rows(rows if ours else 0):
             return self._target.forward(ids, self.caches)
 

@@ -44,6 +44,8 @@ class Entry:
     """Tried first, where there is one."""
     drafts: tuple[str, ...] = ()
     """Names of catalogue models with the same vocabulary that can draft for this one, best first."""
+    head: str | None = None
+    """An MTP head for it that ships with localspec: a file in `models/heads`."""
 
 
 class Catalogue(Mapping[str, Entry]):

@@ -1,8 +1,12 @@
-"""What all tests share: reproducible property tests, and the tiny models on the import path."""
+"""What all tests share: reproducible property tests, decisions that no clock takes part in, and the tiny models on the
+import path."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -10,6 +14,8 @@ from metal import compiler
 from scripted_engine import Scripted
 
 import localspec
+from localspec.controller import Controller
+from localspec.drafters.protocol import Offer
 
 # The machines that run this are slow at odd moments: no deadlines. The same examples every time: a red run is a change.
 settings.register_profile(
@@ -25,6 +31,30 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             compiler.require()
         except compiler.CompilerError as error:
             pytest.exit(str(error), returncode=1)
+
+
+class SteadyController(Controller):
+    """Learns that a pass costs 1 and a tenth per further row, and a draft a hundredth, whatever they took."""
+
+    def learn(self, proposal: Offer, accepted: int, draft_s: float, verify_s: float, *, apart: bool = True) -> None:
+        drafted = len(proposal)
+        super().learn(proposal, accepted, 0.01 * drafted, 0.9 + 0.1 * self.width(drafted + 1), apart=apart)
+
+    def learn_plain(self, seconds: float, *, ahead: bool = True) -> None:
+        super().learn_plain(0.9 + 0.1 * self.width(1), ahead=ahead)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def steady_costs() -> Iterator[None]:
+    """Engines draft as on one machine, not as on this one at this moment: passes of tiny models take as long as the
+    other programs let them. Tests of the controller make their own, which is the real one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("localspec.controller.Controller", SteadyController)
+        patch.setattr("localspec.engine.Controller", SteadyController)
+        ticks = itertools.count()
+        # Every pass of a probe takes a millisecond.
+        patch.setattr("localspec.probe.time", SimpleNamespace(perf_counter=lambda: 1e-3 * next(ticks)))
+        yield
 
 
 @pytest.fixture

@@ -39,11 +39,11 @@ def command(model: Path, *arguments: str) -> list[str]:
 
 def test_process_prints_the_answer_and_nothing_else(tiny: Path, environment: dict[str, str]) -> None:
     arguments = command(tiny, "--max-tokens", "30", "-t", "1.5", "--seed", "4")
-    done = subprocess.run(arguments, input=b"Hi", capture_output=True, env=environment, timeout=120, check=False)
+    done = subprocess.run(arguments, input=b"Hi", capture_output=True, env=environment, timeout=240, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.endswith(b"\n")
     assert len(done.stdout.decode()) > 5
-    again = subprocess.run(arguments, input=b"Hi", capture_output=True, env=environment, timeout=120, check=False)
+    again = subprocess.run(arguments, input=b"Hi", capture_output=True, env=environment, timeout=240, check=False)
     assert again.stdout == done.stdout
 
 
@@ -54,7 +54,7 @@ def test_process_on_an_ascii_stdout(tiny: Path, environment: dict[str, str]) -> 
             stdin=subprocess.DEVNULL,
             capture_output=True,
             env=environment | {"PYTHONIOENCODING": "ascii"},
-            timeout=120,
+            timeout=240,
             check=False,
         )
         assert (done.returncode, done.stderr) == (0, b"")
@@ -64,13 +64,13 @@ def test_process_on_an_ascii_stdout(tiny: Path, environment: dict[str, str]) -> 
 
 def test_process_with_closed_streams(tiny: Path, environment: dict[str, str]) -> None:
     line = f"exec {shlex.join(command(tiny, '-p', 'Hi', '--max-tokens', '3'))} >&-"
-    done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, env=environment, timeout=120, check=False)
+    done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, env=environment, timeout=240, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
 def test_process_that_is_refused_says_one_line(tiny: Path, environment: dict[str, str]) -> None:
     done = subprocess.run(
-        command(tiny, "-p", "word " * 9000), capture_output=True, env=environment, timeout=120, check=False
+        command(tiny, "-p", "word " * 9000), capture_output=True, env=environment, timeout=240, check=False
     )
     assert (done.returncode, done.stdout) == (1, b"")
     assert done.stderr.startswith(b"localspec: ")
@@ -91,7 +91,7 @@ def test_process_whose_reader_goes_away(tiny: Path, environment: dict[str, str])
         assert child.stdout.read(1)
         child.stdout.close()
         assert child.stderr.read() == b""
-        assert child.wait(120) == process.BROKEN_PIPE
+        assert child.wait(240) == process.BROKEN_PIPE
         child.stderr.close()
 
 
@@ -108,7 +108,7 @@ def test_process_interrupted(tiny: Path, environment: dict[str, str]) -> None:
     assert child.stdout is not None
     first = child.stdout.read(1)
     child.send_signal(signal.SIGINT)
-    out, err = child.communicate(timeout=120)
+    out, err = child.communicate(timeout=240)
     assert child.returncode == process.INTERRUPTED
     assert err == b""
     assert (first + out).endswith(b"\n")
@@ -130,7 +130,7 @@ class Pty:
         os.close(slave)
         self.seen = b""
 
-    def read_until(self, wanted: bytes | None, seconds: float = 90) -> bytes:
+    def read_until(self, wanted: bytes | None, seconds: float = 240) -> bytes:
         end = time.monotonic() + seconds
         while time.monotonic() < end and (wanted is None or wanted not in self.seen):
             if not select.select([self.master], [], [], 0.2)[0]:
@@ -155,7 +155,7 @@ def test_process_on_a_terminal_prints_no_escape_codes_with_a_prompt(tiny: Path, 
     terminal = Pty(command(tiny, "-p", "Hi", "--max-tokens", "60", "-t", "2", "--seed", "3"), environment)
     try:
         seen = terminal.read_until(None)
-        assert terminal.child.wait(60) == 0
+        assert terminal.child.wait(240) == 0
         assert b"\x1b" not in seen
         assert b"seed 3" in seen
     finally:
@@ -170,7 +170,7 @@ def test_process_ends_when_its_terminal_is_gone(tiny: Path, environment: dict[st
     finally:
         os.close(terminal.master)
     try:
-        assert terminal.child.wait(60) == 128 + signal.SIGHUP
+        assert terminal.child.wait(240) == 128 + signal.SIGHUP
     finally:
         terminal.child.kill()
         terminal.child.wait()
@@ -183,6 +183,6 @@ def test_process_on_a_terminal_opens_the_chat_and_leaves_it(tiny: Path, environm
         assert b"\x1b[?1049h" in terminal.seen  # the alternate screen
         os.write(terminal.master, b"\x11")
         assert b"\x1b[?1049l" in terminal.read_until(None)
-        assert terminal.child.wait(60) == 0
+        assert terminal.child.wait(240) == 0
     finally:
         terminal.close()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
+from typing import Any
 
+import mlx.core as mx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +14,9 @@ from tiny import ScriptDrafter, ScriptModel, tiny_llama
 
 from localspec.controller import MOST, REPRODUCIBLE, Acceptance, Controller, Costs
 from localspec.drafters import ModelDrafter, NgramDrafter, Proposal
+from localspec.drafters.protocol import Draw, Offer
 from localspec.engine import Engine
+from localspec.target import Target
 
 
 def _offer(length: int = 8, confidence: float = 0.55) -> Proposal:
@@ -64,12 +69,12 @@ def test_best_lengths_are_the_known_ones(rate: float, row: float, best: int, mon
     """Free drafts, each further row costing `row` of a step: the table in the literature, to one token."""
     controller = _taught(0.5, row=row, rounds=0)
     monkeypatch.setattr(controller.acceptance, "estimate", lambda *_: rate)
-    assert abs(controller._best("ngram", 12) - best) <= (best > 0)
+    assert abs(controller._best("ngram", 12)[0] - best) <= (best > 0)
 
 
 def test_costly_passes_mean_no_drafts() -> None:
     """Where each row costs as much as a pass (a reference BLAS), even certain drafts gain nothing."""
-    assert _taught(0.9, row=1.0)._best("ngram", 12) == 0
+    assert _taught(0.9, row=1.0)._best("ngram", 12)[0] == 0
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 5, 40])
@@ -186,6 +191,24 @@ def test_interrupting_plain_decoding_has_its_price(alone: float) -> None:
     assert _taught(0.9).after(_offer(), "auto", peek=True) is not None
 
 
+def test_a_free_draft_gives_way_to_a_drafter_that_is_worth_more() -> None:
+    controller = _taught(0.5)
+    costly = ModelDrafter(tiny_llama())
+    for accepted in (2, 3) * 40:
+        controller.learn(Proposal([1] * 4, "draft"), accepted, 0.02, 1.3)
+    for _ in range(5):
+        controller.learn_plain(1.0)
+    rival = controller.worth(costly, 8)
+    assert 1.5 < rival < 3.0
+    poor, good = _offer(4, 0.45), _offer(8, 0.97)
+    assert controller.after(poor, "auto") is not None
+    assert controller.after(poor, "auto", rival=rival) is None
+    assert controller.after(good, "auto", rival=rival) is not None
+    assert controller.after(poor, 4, rival=rival) is poor  # fixed lengths ask no clock
+    assert controller.worth(costly, 0) == 1.0
+    assert Controller().worth(costly, 8) == 1.0  # before plain passes were measured
+
+
 def test_what_was_declined_is_tried_again() -> None:
     controller = _taught(0.0)
     assert any(controller.after(_offer(), "auto") is not None for _ in range(2000))
@@ -200,6 +223,45 @@ def test_a_draft_ends_where_the_drafter_stops_believing_in_it() -> None:
     assert kept.confidence == [0.9, 0.9, 0.9]
 
 
+def test_the_controller_is_told_what_passes_and_drafts_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that only passes and drafts move: 1 and a quarter per further row, and an eighth per draft."""
+    now = 0.0
+    forward, propose = Target.forward, ScriptDrafter.propose
+
+    def timed_forward(target: Target, ids: mx.array, caches: list[Any]) -> mx.array:
+        nonlocal now
+        now += 0.75 + 0.25 * ids.size
+        return forward(target, ids, caches)
+
+    def timed_propose(drafter: ScriptDrafter, length: int, draw: Draw) -> Proposal | None:
+        nonlocal now
+        now += 0.125 * length
+        return propose(drafter, length, draw)
+
+    class Told(Controller):
+        def learn(self, proposal: Offer, accepted: int, draft_s: float, verify_s: float, *, apart: bool = True) -> None:
+            assert apart
+            told.append((len(proposal), draft_s, verify_s))
+
+        def learn_plain(self, seconds: float, *, ahead: bool = True) -> None:
+            told.append((0, ahead, seconds))
+
+    monkeypatch.setattr("localspec.decoder.time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr(Target, "forward", timed_forward)
+    monkeypatch.setattr(ScriptDrafter, "propose", timed_propose)
+    script = [(i * i) % 64 for i in range(40)]
+    engine = Engine(ScriptModel(script), drafters=[ScriptDrafter(script, wrong={9})])
+    engine.controller = Told()
+    told: list[tuple[int, float, float]] = []
+    engine.generate(script[:3], max_tokens=12, draft_length=3, exact="off")
+    # 4, 3 and 4 tokens; there is no room for drafts before the last.
+    assert told == [*[(3, 0.375, 1.75)] * 3, (0, False, 1.0)]
+    told.clear()
+    engine.generate(script[:3], max_tokens=12, speculate=False, exact="off")
+    # The first pass is not told: the second is launched within its time; nor is what was left of the last.
+    assert told == [(0, True, 1.0)] * 10
+
+
 class Capricious(Controller):
     """Lengths from 0 to 12 in an order that has nothing to do with anything."""
 
@@ -211,7 +273,7 @@ class Capricious(Controller):
         self.calls += 1
         return min(limit, self.calls * 7 % 13)
 
-    def after(self, proposal: Proposal, fixed: object, *, peek: bool = False) -> Proposal | None:
+    def after(self, proposal: Proposal, fixed: object, *, peek: bool = False, rival: float = 1.0) -> Proposal | None:
         length = self.calls * 5 % 11
         return proposal.cut(length) if length else None
 

@@ -140,20 +140,6 @@ def test_model_drafter_pads_or_cuts_q_to_the_target() -> None:
         assert max(proposal.tokens) < min(rows, 8)
 
 
-def test_model_drafter_stays_inside_its_own_context_window() -> None:
-    drafter = ModelDrafter(TableModel(random_table(5, 8)), context_length=10)
-    drafter.follow([1, 2, 3])
-    assert drafter.propose(7, _draw(8)) is not None
-    drafter.commit([1])
-    shorter = drafter.propose(7, _draw(8))
-    assert shorter is not None
-    assert len(shorter.tokens) == 6  # what is left of the window
-    drafter.commit([1] * 6)
-    assert drafter.longest() == 0
-    assert drafter.propose(7, _draw(8)) is None
-    assert ModelDrafter(TableModel(random_table(5, 8))).propose(3, _draw(8)) is None  # no context yet
-
-
 def test_long_contexts_are_caught_up_in_steps() -> None:
     model = tiny_llama(2, layers=1)
     ids = [i * i % 64 for i in range(1300)]

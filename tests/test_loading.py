@@ -201,12 +201,15 @@ class TestMemory:
         load(str(tmp_path / "m"), dtype="quantized")
 
     def test_draft_counts_too(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        save_model(tmp_path / "m")
-        one = memory.needed_bytes(read_checkpoint(tmp_path / "m").bytes)
+        save_model(tmp_path / "m", num_hidden_layers=8)
+        save_model(tmp_path / "d", num_hidden_layers=7)
+        monkeypatch.setattr(memory, "needed_bytes", lambda weights: weights)
+        one = read_checkpoint(tmp_path / "m").bytes
         monkeypatch.setattr(memory, "available_bytes", lambda: one)
-        monkeypatch.setattr(loading, "check_same_vocabulary", lambda *_: pytest.fail("went on"))
-        with pytest.raises(InsufficientMemoryError, match="with the draft m"):
-            load(str(tmp_path / "m"), draft=str(tmp_path / "m"), dtype="quantized")
+        monkeypatch.setattr("localspec.pairing.check_same_vocabulary", lambda *_: pytest.fail("went on"))
+        with pytest.raises(InsufficientMemoryError, match="with the draft d"):
+            load(str(tmp_path / "m"), draft=str(tmp_path / "d"), dtype="quantized")
+        assert load(str(tmp_path / "m"), dtype="quantized").name == "m"
 
     def test_big_catalogue_models_are_refused_before_the_download(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(memory, "available_bytes", lambda: 4 * 10**9)

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from localspec.ngrams import file as file_module
+from localspec.ngrams.answers import END
 from localspec.ngrams.file import MOST_LABELS, MOST_WAITING, PAGE, Info, NgramFile
 from localspec.ngrams.format import DamagedFileError, NewerFileError, encode, read
 from localspec.ngrams.lock import locked
@@ -379,18 +380,18 @@ def test_cut_or_grown_files_are_damaged(setting: Setting) -> None:
         read(setting.path, "e" * 64)
 
 
-def signed(header: bytes, columns: bytes = b"") -> bytes:
+def signed(header: bytes, columns: bytes = b"", version: int = 2) -> bytes:
     """A file of any content, with the right checksums."""
     header += b" " * (-(24 + len(header)) % 8)
-    lead = struct.pack("<8sI", b"LSNGRAM\n", 1)
+    lead = struct.pack("<8sI", b"LSNGRAM\n", version)
     lead_sum = zlib.crc32(lead)
     body = struct.pack("<I", len(header)) + header + columns
     return lead + struct.pack("<II", lead_sum, zlib.crc32(body, lead_sum)) + body
 
 
 GOOD = (
-    b'{"fingerprint": "%s", "orders": [2, 3, 4, 6], "rows": 0, "texts": 0, "tokens": 0, "created": 0, "updated": 0,'
-    b' "labels": [], "digests": []}' % PRINT.encode()
+    b'{"fingerprint": "%s", "orders": [2, 3, 4, 6], "rows": 0, "answers": 0, "texts": 0, "tokens": 0, "created": 0,'
+    b' "updated": 0, "labels": [], "digests": []}' % PRINT.encode()
 )
 
 
@@ -402,6 +403,10 @@ GOOD = (
         (b'"rows": 0', b'"rows": false'),
         (b'"rows": 0', b'"rows": 1' + b"0" * 30),
         (b'"rows": 0, ', b""),
+        (b'"answers": 0', b'"answers": -1'),
+        (b'"answers": 0', b'"answers": 1'),
+        (b'"answers": 0', b'"answers": null'),
+        (b'"answers": 0', b'"answers": 1' + b"0" * 30),
         (b'"texts": 0', b'"texts": "many"'),
         (b'"created": 0', b'"created": 1.5'),
         (b'"created": 0', b'"created": 253402300800'),
@@ -427,6 +432,92 @@ def test_a_header_of_the_wrong_kind_is_damage(setting: Setting, old: bytes, new:
     setting.path.write_bytes(signed(GOOD.replace(old, new)))
     with pytest.raises(DamagedFileError):
         read(setting.path, PRINT)
+
+
+def test_answers_are_kept_whole_for_the_next_process(setting: Setting) -> None:
+    file = setting.open()
+    assert file.learn([([1, 2, 3, 4], 1), ([9, 8, 7], 0)])
+    assert file.learn([(list(range(10, 40)), 6)])
+    expected = [1, 2, 3, 4, END, 9, 8, 7, END, *range(10, 40), END]
+    for one in (file, setting.open()):
+        assert one.store.answers.tokens.tolist() == expected
+        assert one.store.answers.longest([5, *range(10, 30)]) == (20, 29)
+    assert setting.open().learn([([1, 2, 3], 0)], digest="d")  # a text that was taught is counted only
+    assert setting.open().store.answers.tokens.tolist() == expected
+
+
+def test_two_processes_keep_the_answers_of_both(setting: Setting) -> None:
+    one, two = setting.open(), setting.open()
+    assert one.store.rows == two.store.rows == 0
+    one.learn([([1, 2, 3], 0)])
+    two.learn([([4, 5, 6], 0)])
+    assert two.store.answers.tokens.tolist() == [1, 2, 3, END, 4, 5, 6, END]
+    assert one.store.answers.tokens.tolist() == [1, 2, 3, END]
+    setting.path.unlink()  # cleared by another process: what it held is not brought back
+    two.learn([([7, 8, 9], 0)])
+    for file in (two, setting.open()):
+        assert file.store.answers.tokens.tolist() == [7, 8, 9, END]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_an_answer_that_cannot_be_saved_yet_is_known_in_its_process(setting: Setting) -> None:
+    file = setting.open()
+    file.learn([([1, 2, 3], 0)])
+    with locked(setting.path.with_name("learned.ngrams.lock"), 0):
+        for _ in range(2):
+            assert not file.learn([([4, 5, 6], 0)])
+    assert file.store.answers.tokens.tolist() == [1, 2, 3, END, 4, 5, 6, END, 4, 5, 6, END]
+    assert setting.open().store.answers.tokens.tolist() == [1, 2, 3, END]
+    assert file.learn([])
+    assert setting.open().store.answers.tokens.tolist() == file.store.answers.tokens.tolist()
+    assert len(file.store.answers.tokens) == 12
+
+
+def test_answers_are_bounded(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = setting.open(most_bytes=16_000)
+    for seed in range(12):
+        file.learn([(text(150, seed), 0)])
+        assert setting.path.stat().st_size <= 16_000
+    kept = file.store.answers.tokens.tolist()
+    assert kept == [*text(150, 5), END, *(id for seed in range(6, 12) for id in [*text(150, seed), END])][-1_000:]
+    assert file.store.rows > 300  # and counts have most of the file
+    monkeypatch.setattr(file_module, "MOST_TOKENS", 60)
+    larger = setting.open()
+    larger.learn([([1, 2, 3], 0)])
+    assert larger.store.answers.tokens.tolist() == [*kept, 1, 2, 3, END][-60:]
+
+
+def test_a_file_of_the_first_version_has_no_answers_yet(setting: Setting) -> None:
+    small(setting)
+    content, _ = read(setting.path)
+    first = GOOD.replace(b'"answers": 0, ', b"").replace(b'"rows": 0', b'"rows": %d' % content.columns.keys.size)
+    arrays = zip(content.columns, ("<u8", "<u4", "<u2", "<u2", "<u2"), strict=True)
+    columns = b"".join(column.astype(kind).tobytes() for column, kind in arrays)
+    setting.path.write_bytes(signed(first, columns, version=1))
+    file = setting.open()
+    assert file.store.rows == content.columns.keys.size == 6
+    assert file.store.answers.tokens.size == 0
+    assert file.learn([([7, 8, 9], 0)])
+    again = setting.open()
+    assert again.store.rows == 7
+    assert again.store.answers.tokens.tolist() == [7, 8, 9, END]
+    assert setting.lines == []
+    setting.path.write_bytes(signed(first, columns, version=0))
+    assert setting.open().store.rows == 0
+    assert len(setting.lines) == 1
+
+
+def test_answers_without_an_end_are_damage(setting: Setting) -> None:
+    """Who follows them relies on it, and would go on behind the last."""
+    small(setting)
+    content, _ = read(setting.path)
+    for tokens, sound in (([1, 2, END], True), ([END], True), ([1, 2], False), ([1, END, 2], False)):
+        setting.path.write_bytes(encode(content._replace(answers=np.array(tokens, np.uint32))))
+        if sound:
+            assert read(setting.path)[0].answers.tolist() == tokens
+        else:
+            with pytest.raises(DamagedFileError, match="no end"):
+                read(setting.path)
 
 
 def test_counts_out_of_order_are_damage(setting: Setting) -> None:
@@ -482,7 +573,7 @@ def test_damage_that_comes_later_is_noticed_when_learning(setting: Setting) -> N
 
 
 def newer(whole: bytes) -> bytes:
-    lead = struct.pack("<8sI", b"LSNGRAM\n", 2)
+    lead = struct.pack("<8sI", b"LSNGRAM\n", 3)
     return lead + struct.pack("<I", zlib.crc32(lead)) + whole[16:] + b"more"
 
 
@@ -656,4 +747,4 @@ def test_a_file_of_rows_is_as_large_as_is_said(setting: Setting) -> None:
     keys, followers = contexts(text(500), 0)
     store = NgramStore()
     store.merge(keys, followers, day=int(time.time()) // 86_400)
-    assert one - store.rows * ROW_BYTES < 400
+    assert one - store.rows * ROW_BYTES - (500 + 1) * 4 < 400

@@ -35,11 +35,12 @@ from localspec.drafters import ModelDrafter
 from localspec.drafters.protocol import Draw
 from localspec.engine import Engine
 from localspec.errors import CacheError
-from localspec.exactness import Exactness
+from localspec.exactness import Exact, Exactness
 from localspec.generation import Generation
 from localspec.noise import Noise
 from localspec.rows import RowClass
 from localspec.session import Session
+from localspec.target import Target
 from localspec.transaction import Transaction
 
 PROMPT = [5, 7, 9, 50, 3, 11, 60, 3, 88]
@@ -97,15 +98,15 @@ def _fail_at(calls: int) -> Any:
 def _fail_in_layers(generation: Generation, patch: pytest.MonkeyPatch, rounds: int) -> None:
     """The pass after so many rounds fails when half of its caches have been written."""
     session = generation._session
-    forward, planted = session.target.forward, []
+    forward, planted = Target.forward, []
 
-    def failing(ids: mx.array, caches: list[Any]) -> mx.array:
+    def failing(target: Target, ids: mx.array, caches: list[Any]) -> mx.array:
         if len(generation.rounds) == rounds and not planted:
             planted.append(True)
             fail_in_writes(session.transaction, patch, len(session.transaction._leaves) // 2 + 1)
-        return forward(ids, caches)
+        return forward(target, ids, caches)
 
-    patch.setattr(session.target, "forward", failing)
+    patch.setattr(Target, "forward", failing)
 
 
 def fail_in_writes(
@@ -226,7 +227,7 @@ DRAFTS += ["recurrence and windows", "list with state", "odd"]
 def test_turns_in_passes_of_few_sizes(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same with filler rows in most passes, which must leave no trace either."""
     used = engine(kind)
-    monkeypatch.setattr(used._exact, "of", lambda _: Exactness(RowClass((4, 7)), "planted"))
+    monkeypatch.setattr(Exact, "of", lambda *_: Exactness(RowClass((4, 7)), "planted"))
     turns(used, monkeypatch, _rotated(kind)[::-1])
 
 
@@ -236,7 +237,7 @@ def test_turns_that_go_over_to_few_bits_on_their_way(start: int, monkeypatch: py
     options = {**KINDS["quantized later"].options, "kv_bits": 4, "quantized_kv_start": start}
     used = Engine(model("quantized later"), letters(), drafters=[], **options)
     if start % 2:
-        monkeypatch.setattr(used._exact, "of", lambda _: Exactness(RowClass((4, 7)), "planted"))
+        monkeypatch.setattr(Exact, "of", lambda *_: Exactness(RowClass((4, 7)), "planted"))
     stops = STOPS[start % 7 :] + STOPS[: start % 7]
     session = turns(used, monkeypatch, stops[:5], inside=False)
     assert session.transaction._quantized_from == start

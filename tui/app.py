@@ -118,7 +118,7 @@ class ChatApp(App[None]):
 
     def _show_tokens(self, tokens: list[Token]) -> None:
         if tokens:
-            self.legend.constrained |= any(token.source == "grammar" for token in tokens)
+            self.legend.seen |= {token.source for token in tokens}
             self.legend.remembered |= any(token.level in ("learned", "seed") for token in tokens)
             self.transcript.feed(tokens)
             self.status.state = "stopping…" if self._stopping else ""

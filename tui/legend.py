@@ -11,7 +11,8 @@ from textual.reactive import reactive
 from textual.strip import Strip
 from textual.widget import Widget
 
-from localspec.tui.provenance import COMPONENTS, PROVENANCE, REMEMBERED, component
+from localspec.tokens import Source
+from localspec.tui.provenance import COMPONENTS, PROVENANCE, RARE, REMEMBERED, component
 
 MARKER = "▪"
 KEYS = (
@@ -29,8 +30,8 @@ class Legend(Widget):
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {*COMPONENTS, "legend--notice"}
     notice: reactive[str] = reactive("")
-    constrained: reactive[bool] = reactive(False)
-    """Whether to explain tokens that a grammar forced: few chats have any, and the keys need the room."""
+    seen: reactive[frozenset[Source]] = reactive(frozenset())
+    """The sources of this chat's tokens: those that few chats have are explained once there are any."""
     remembered: reactive[bool] = reactive(False)
     """Whether to explain tokens that were guessed from outside this chat."""
 
@@ -66,7 +67,7 @@ class Legend(Widget):
         return Strip([Segment(left, style), Segment(" " * gap, base), *entries]).adjust_cell_length(width, base)
 
     def _entries(self, separator: str, marked: bool) -> list[Segment]:
-        shown = [(p.label, component(s)) for s, p in PROVENANCE.items() if s != "grammar" or self.constrained]
+        shown = [(p.label, component(s)) for s, p in PROVENANCE.items() if s not in RARE or s in self.seen]
         if self.remembered:
             ngram = next(i for i, (_, name) in enumerate(shown) if name == component("ngram"))
             shown.insert(ngram + 1, (REMEMBERED.label, component("ngram", "learned")))

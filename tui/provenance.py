@@ -26,10 +26,14 @@ PROVENANCE: dict[Source, Provenance] = {
     "draft": Provenance("draft", "guessed by the small draft model, and the model agreed"),
     "resampled": Provenance("resampled", "the model disagreed with the guess and wrote this instead"),
     "bonus": Provenance("bonus", "the model's own next token after a guess that was right to its end"),
+    "skip": Provenance("skip", "guessed by some of the model's own layers, and the whole model agreed"),
+    "text": Provenance("text", "guessed by a draft model with other tokens, through the text, and the model agreed"),
     "grammar": Provenance("grammar", "the only token that the asked-for form allowed there"),
 }
-"""Every source, in the order of the legend."""
+"""Every source, in the order of the legend, which leaves out the last ones where there is no room."""
 
+RARE: frozenset[Source] = frozenset({"skip", "text", "grammar"})
+"""Those that have to be asked for: the legend has no room for all at once."""
 
 REMEMBERED = Provenance("learned", "an n-gram that earlier answers, or your own texts, taught: localspec cache")
 """N-grams from outside this chat, which have the colour of the others and an attribute more."""

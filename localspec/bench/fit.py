@@ -103,7 +103,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"| {name} | {half.came.size} | {half.came.mean():.3f} | {half.loss(WEIGHTS):.4f} | "
             f"{half.loss(weights.tolist()):.4f} |"
         )
-    print(f"\nWEIGHTS: Weights = {tuple(float(w) for w in weights)}")
+    print("\nMODEL = {")
+    for name, weight in zip(NAMES, weights, strict=True):
+        print(f'    "{name}": {float(weight)},')
+    print("}")
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from localspec.bench.streams import Stream
 from localspec.drafters.ngram import NgramDrafter
+from localspec.ngrams.answers import Answers, joined
 from localspec.ngrams.file import Text, sightings
 from localspec.ngrams.lessons import lessons
 from localspec.ngrams.store import NgramStore
@@ -24,3 +25,5 @@ class Memory:
         text = Text(tuple(lessons(stream.prompt, stream.answer)), None)
         for keys, followers in sightings(text):
             self._store.merge(keys, followers, day=stream.day)
+        known = self._store.answers.tokens
+        self._store.answers = Answers(joined(known, [tokens for tokens, _ in text.lessons]))

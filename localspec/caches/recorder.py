@@ -18,6 +18,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from localspec.lending import around, release
+
 
 @dataclass(slots=True)
 class _Call:
@@ -58,9 +60,7 @@ class Recorder:
 
     def release(self) -> None:
         """Give all modules their own classes back, where an interrupt kept that from being done."""
-        for module in self._modules:
-            while "lent_by" in vars(type(module)):
-                module.__class__ = type(module).lent_by
+        release(self._modules)
 
     @contextmanager
     def recording(self, rows: int) -> Iterator[Recording]:
@@ -89,7 +89,7 @@ class Recorder:
                 stack[-1].outputs.append(out)
             return out
 
-        with _around(self._candidates(), around_layer), _around(self._projections(), around_projection):
+        with around(self._candidates(), around_layer), around(self._projections(), around_projection):
             yield recording
         values = [value for call in recording.calls for value in (*call.args, *call.kwargs.values())]
         handed = {id(value) for value in values} & self._caches.keys()
@@ -111,7 +111,7 @@ class Recorder:
             def answer(module: nn.Module, original: Any, args: Any, kwargs: Any, answers: Any = answers) -> Any:
                 return first_rows(next(answers))
 
-            with _around(self._projections(), answer):
+            with around(self._projections(), answer):
                 call.layer(*map(first_rows, call.args), **{k: first_rows(v) for k, v in call.kwargs.items()})
 
     def _candidates(self) -> list[nn.Module]:
@@ -127,30 +127,3 @@ class Recorder:
 
 def _is_projection(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear | nn.QuantizedLinear)
-
-
-@contextmanager
-def _around(modules: list[nn.Module], wrapper: Any) -> Iterator[None]:
-    """Have `wrapper(module, call, args, kwargs)` answer calls of the modules, by lending them another class."""
-    lent: list[tuple[nn.Module, type]] = []
-    classes: dict[type, type] = {}
-    try:
-        for module in modules:
-            kind = type(module)
-            if kind not in classes:
-                classes[kind] = _listening(kind, wrapper)
-            lent.append((module, kind))
-            module.__class__ = classes[kind]
-        yield
-    finally:
-        for module, kind in reversed(lent):
-            module.__class__ = kind
-
-
-def _listening(kind: type, wrapper: Any) -> type:
-    original = kind.__call__
-
-    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return wrapper(self, lambda *a, **k: original(self, *a, **k), args, kwargs)
-
-    return type(kind.__name__, (kind,), {"__call__": call, "lent_by": kind})

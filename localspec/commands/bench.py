@@ -54,7 +54,9 @@ def bench(
     max_tokens: int,
     temperature: float,
     accept: Acceptance | None,
-    draft: str | None,
+    draft: str,
+    mtp: str,
+    draft_through_text: bool,
     draft_length: str | int | None,
     exact: Literal["auto", "rows", "off"] | None,
     seed: int | None,
@@ -84,7 +86,14 @@ def bench(
         say(line)
 
     report = run_bench(
-        loading(model or default_model(), draft=draft, dtype=dtype, kernels=kernels),
+        loading(
+            model or default_model(),
+            draft=draft,
+            mtp=mtp,
+            draft_through_text=draft_through_text,
+            dtype=dtype,
+            kernels=kernels,
+        ),
         workloads=chosen,
         repeats=repeats or (1 if quick else 2),
         max_tokens=max_tokens,

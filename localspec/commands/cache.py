@@ -308,7 +308,8 @@ def _shelf(note: Callable[[str], None] = say) -> Shelf:
 def _tokenizer(name: str) -> tuple[Any, str]:
     """The tokenizer of a model, which is fetched where it is not here, and what the engine calls the model."""
     from localspec.checkpoint import read_checkpoint
-    from localspec.loading import label, load_tokenizer
+    from localspec.loading import load_tokenizer
+    from localspec.plan import label
 
     (path,) = fetch(name)
     return load_tokenizer(read_checkpoint(path)), label(name, path)
@@ -318,7 +319,7 @@ def _fingerprint_of(model: str, entries: Iterable[Entry]) -> str:
     """Of the tokenizer of a model that taught one of these files, or that is on this machine."""
     from localspec import hub
     from localspec.errors import LocalspecError
-    from localspec.loading import label
+    from localspec.plan import label
     from localspec.vocabulary import fingerprint
 
     if not Path(model).expanduser().is_dir():  # of a folder's name there may be others

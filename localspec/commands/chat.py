@@ -67,7 +67,9 @@ def chat(
     model: str | None,
     prompt: str | None,
     system: str | None,
-    draft: str | None,
+    draft: str,
+    mtp: str,
+    draft_through_text: bool,
     no_speculation: bool,
     max_tokens: int | None,
     json_schema: str | None,
@@ -89,6 +91,8 @@ def chat(
     they do here. --private leaves both out, `localspec cache off` for good. Under --accept rejection and block, where
     answers depend on the guesses, n-grams come from the chat itself alone.
     """
+    from localspec.pairing import NONE, named
+
     settings = {name: value for name, value in sampling.items() if value is not None and value != ()}
     settings |= {"max_tokens": max_tokens or 1024, "speculate": not no_speculation}
     Settings.from_keywords(**settings)  # a bad one is told before anything is loaded
@@ -103,15 +107,27 @@ def chat(
         settings["grammar"] = grammar
     text = _read_prompt(prompt) if one_shot else None
     name = model or default_model()
+    if no_speculation and named(draft) is None:
+        draft = NONE  # it would take memory for nothing
     if text is None:
         from localspec.tui.app import run_chat
 
         notes: list[str] = []  # the chat has the screen until it ends
-        fetch(name, *([draft] if draft else []))  # now, while there is a plain terminal for the progress
+        named_draft = named(draft)
+        fetch(name, *([named_draft] if named_draft else []))  # now, while there is a plain terminal for the progress
 
         def open_conversation() -> Conversation:
             engine = loading(
-                name, draft=draft, dtype=dtype, kernels=kernels, show=False, learn=not private, note=notes.append
+                name,
+                draft=draft,
+                mtp=mtp,
+                draft_through_text=draft_through_text,
+                dtype=dtype,
+                kernels=kernels,
+                show=False,
+                learn=not private,
+                note=notes.append,
+                on_choice=None,  # the chat shows who drafts
             )
             return engine.conversation(system)
 
@@ -123,9 +139,18 @@ def chat(
         title = f"{name} · private" if private else name
         run_chat(open_conversation, title=title, settings=settings, learns=not private, at_end=tell_notes)
         return
-    engine = loading(name, draft=draft, dtype=dtype, kernels=kernels, learn=not private)
-    conversation = engine.conversation(system)
     tell = say if verbose or is_terminal(sys.stderr) else _silent
+    engine = loading(
+        name,
+        draft=draft,
+        mtp=mtp,
+        draft_through_text=draft_through_text,
+        dtype=dtype,
+        kernels=kernels,
+        learn=not private,
+        on_choice=tell,
+    )
+    conversation = engine.conversation(system)
     generation = conversation.send(text, **settings)
     if _print_answer(generation, output(), as_json, the_process(ctx).raise_if_interrupted):
         ctx.exit(INTERRUPTED)

@@ -75,10 +75,10 @@ def model_argument(command: Command) -> Command:
 
 
 def draft_options(command: Command) -> Command:
-    """--draft, --draft-length and --exact."""
+    """--draft, --mtp, --draft-through-text, --draft-length and --exact."""
     return _stack(
         command,
-        draft_option,
+        drafter_options,
         click.option(
             "--draft-length",
             type=DraftLength(),
@@ -88,10 +88,26 @@ def draft_options(command: Command) -> Command:
     )
 
 
-def draft_option(command: Command) -> Command:
-    """--draft."""
-    return click.option("--draft", metavar="MODEL", help="A small model that drafts, with the same vocabulary.")(
-        command
+def drafter_options(command: Command) -> Command:
+    """--draft, --mtp and --draft-through-text: what `localspec.pairing` reads."""
+    return _stack(
+        command,
+        click.option(
+            "--draft",
+            metavar="auto|MODEL|layers[:N]|none",
+            default="auto",
+            help="A smaller model with the same vocabulary that drafts, or (N of) the model's own layers; auto takes "
+            "its MTP head, or a model that is here and known to fit, and fetches nothing.  [default: auto]",
+        ),
+        click.option(
+            "--mtp",
+            metavar="auto|none|PATH",
+            default="auto",
+            help="A file or folder with an MTP head that drafts; auto takes the one that comes with the model.",
+        ),
+        click.option(
+            "--draft-through-text", is_flag=True, help="Allow a --draft with another vocabulary, which is slower."
+        ),
     )
 
 

@@ -32,16 +32,19 @@ def fetch(*names: str, refresh: bool = False) -> list[Path]:
 def loading(
     name: str,
     *,
-    draft: str | None,
+    draft: str,
+    mtp: str,
+    draft_through_text: bool = False,
     dtype: str,
     kernels: str,
     show: bool = True,
     learn: bool = False,
     note: Callable[[str], None] = say,
+    on_choice: Callable[[str], None] | None = say,
 ) -> Engine:
     """The engine for the command line's options of these names, showing the progress of what has to be fetched.
 
-    note: told in one line what does not work and is not needed.
+    note: told in one line what does not work and is not needed. on_choice: told in one line what drafts.
     """
     import localspec
     from localspec.kernels.selection import Kernels
@@ -51,11 +54,14 @@ def loading(
         return localspec.load(
             name,
             draft=draft,
+            mtp=mtp,
+            draft_through_text=draft_through_text,
             dtype=None if dtype == "auto" else dtype,
             progress=progress,
             kernels=Kernels(kernels, notify=lambda line: note(f"localspec: {line}")),
             learn=learn,
             notify=lambda line: note(f"localspec: {line}"),
+            on_choice=on_choice,
         )
 
 

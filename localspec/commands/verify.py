@@ -37,7 +37,7 @@ at near-ties in the last bits where no more is promised, and 1 when something di
 @click.option("--quick", is_flag=True, help="Fewer prompts, seeds and tokens.")
 @click.option("--tokens", type=click.IntRange(min=8), help="Tokens per answer.  [default: 48; 16 with --quick]")
 @click.option("--seed", type=click.IntRange(0, MAX_SEED), default=0, help="Of the first answers.  [default: 0]")
-@options.draft_option
+@options.drafter_options
 @options.exact_option
 @options.machine_options
 @click.option("--json", "json_file", metavar="FILE", help="Write one JSON document; - is stdout, without the screen.")
@@ -48,7 +48,9 @@ def verify(
     quick: bool,
     tokens: int | None,
     seed: int,
-    draft: str | None,
+    draft: str,
+    mtp: str,
+    draft_through_text: bool,
     exact: Literal["auto", "rows", "off"] | None,
     dtype: str,
     blas: Setting,
@@ -72,7 +74,14 @@ def verify(
         say(line)
 
     report = run_verify(
-        loading(model or default_model(), draft=draft, dtype=dtype, kernels=kernels),
+        loading(
+            model or default_model(),
+            draft=draft,
+            mtp=mtp,
+            draft_through_text=draft_through_text,
+            dtype=dtype,
+            kernels=kernels,
+        ),
         tokens=tokens,
         quick=quick,
         seed=seed,

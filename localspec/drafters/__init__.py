@@ -5,13 +5,34 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from localspec.drafters.layer_skip import LayerSkipDrafter
+    from localspec.drafters.mtp import MTPDrafter
     from localspec.drafters.ngram import NgramDrafter
-    from localspec.drafters.protocol import Drafter, Proposal
+    from localspec.drafters.protocol import Drafter, Proposal, UnreadProposal
     from localspec.drafters.small_model import ModelDrafter
+    from localspec.drafters.through_text import TextDrafter
 
-__all__ = ["Drafter", "ModelDrafter", "NgramDrafter", "Proposal"]
+__all__ = [
+    "Drafter",
+    "LayerSkipDrafter",
+    "MTPDrafter",
+    "ModelDrafter",
+    "NgramDrafter",
+    "Proposal",
+    "TextDrafter",
+    "UnreadProposal",
+]
 
-_HOMES = {"NgramDrafter": "ngram", "ModelDrafter": "small_model", "Drafter": "protocol", "Proposal": "protocol"}
+_HOMES = {
+    "Drafter": "protocol",
+    "LayerSkipDrafter": "layer_skip",
+    "MTPDrafter": "mtp",
+    "ModelDrafter": "small_model",
+    "NgramDrafter": "ngram",
+    "Proposal": "protocol",
+    "TextDrafter": "through_text",
+    "UnreadProposal": "protocol",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -45,29 +45,30 @@ class Alignment(NamedTuple):
     """Where the next token is expected to be copied from."""
 
     place: int = NOWHERE
-    """Index in the text; -1 for none."""
+    """Index in what is copied from; -1 for none."""
     rate: float = _START
     """How often the place was right lately, recent tokens weighing more."""
     run: int = 0
     """Tokens that it was right about since it was last wrong."""
 
-    def after(self, text: Sequence[int], token: int, matched: int, match: int) -> Alignment:
-        """Once `token` was appended; `text` holds it already.
-
-        matched: tokens of the longest suffix that stood before, now. match: the index behind its latest such place.
-        """
+    def after(self, source: Sequence[int], token: int) -> Alignment:
+        """Once `token` came in the text. source: what is copied from, with a token behind the place; it may be the text
+        itself, which holds `token` already."""
         place, rate, run = self
-        if place >= 0:
-            if text[place] == token:
-                place, rate, run = place + 1, again(rate, True), run + 1
-            else:
-                # Something was put in: what was expected may come yet. Or one token was replaced, which shows when the
-                # one behind it comes.
-                rate, run = again(rate, False), 0
-                if text[place + 1] == token and place + 2 < len(text):
-                    place += 2
-            if rate < _LEAST:
-                place = NOWHERE
-        if matched >= LONG and run < matched and place != match:
+        if place < 0:
+            return self
+        if source[place] == token:
+            return Alignment(place + 1, again(rate, True), run + 1)
+        # Something was put in: what was expected may come yet. Or one token was replaced, which shows when the one
+        # behind it comes.
+        rate = again(rate, False)
+        if source[place + 1] == token and place + 2 < len(source):
+            place += 2
+        return Alignment(place if rate >= _LEAST else NOWHERE, rate)
+
+    def moved(self, matched: int, match: int) -> Alignment:
+        """Where a match leads it: the longest suffix that stood in the source, of `matched` tokens; `match` is the
+        index behind its latest place there."""
+        if matched >= LONG and self.run < matched and self.place != match:
             return Alignment(match, new_rate(matched), matched)
-        return Alignment(place, rate, run)
+        return self

@@ -1,7 +1,8 @@
 """What may come next at a point of a text, and how likely each is.
 
-Three things are asked: what followed the longest suffixes where they stood before, what stands at the place that the
-text is being copied from, and what followed the same tokens in earlier sessions.
+Four things are asked: what followed the longest suffixes where they stood before, what stands at the place that the
+text is being copied from, what stands at the place in an earlier answer that it repeats, and what followed the same
+tokens in earlier sessions.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from localspec.drafters.evidence import DOUBT, UNSEEN, WEIGHTS, Features
 from localspec.tokens import Level
 
 if TYPE_CHECKING:
+    from localspec.ngrams.answers import Answers
     from localspec.ngrams.store import Found, NgramStore
 
 Levels = Sequence[tuple[Level, Callable[[], "NgramStore"]]]
@@ -27,17 +29,25 @@ Levels = Sequence[tuple[Level, Callable[[], "NgramStore"]]]
 _SUFFIXES = 2
 """Suffixes that are asked for what followed them, the longest first; only those that differ in their places count."""
 _RECENT = 6
-"""Tokens that stores look at."""
+"""Tokens that the counts of stores look at."""
+_DEEPEST = 32
+"""A place in an earlier answer that was right about so many tokens in a row is not compared with others."""
+_END = 0xFFFF_FFFF
+"""What stands behind an answer."""
 _MOST = 128
 """Longer matches, and more places, count as so many."""
 _LOG = [0.0, *(log(n) for n in range(1, _MOST + 1))]
-_ONE, _FOUND, _BLEND, _PLACES, _AGREED, _HERE, _SURE, _UNSURE = WEIGHTS[:8]
-_OF_STORES = WEIGHTS[8:]
+_ONE, _FOUND, _BLEND, _PLACES, _AGREED, _SHORTER, _LENGTH = WEIGHTS[:7]
+_HERE, _BOTH, _SURE, _UNSURE, _AGAIN, _AGAIN_SURE, _AGAIN_UNSURE = WEIGHTS[7:14]
+_OF_STORES = WEIGHTS[14:]
 """In the order of `evidence.NAMES`."""
-At = tuple[int, int, int, float, tuple[int, ...]]
+Earlier = tuple[tuple[int, ...], int, float]
+"""The last tokens, for the counts; the place in the answers that is repeated, -1 for none; how often it was right
+lately."""
+At = tuple[int, int, int, float, Earlier | None]
 """A point in the text, or behind it on the way of a draft: the state of the longest suffix that stood before; its
 length; the place that the next token is expected to be copied from, an index in the text, -1 for none; how often this
-place was right lately; the last tokens, for the stores, where there are any."""
+place was right lately; what earlier sessions are asked by, where there are any."""
 Step = tuple[float, int, Level, At]
 """A token that may come next: its chance, its id, who knew it, and the point behind it.
 Tuples without names, here and above: they are made for every token and draft, and names cost ten times as much."""
@@ -51,24 +61,53 @@ class Continuations:
         self._levels = tuple(levels)
         self._automaton = SuffixAutomaton()
         self._alignment = Alignment()
-        self._undo: deque[Alignment] = deque(maxlen=UNDOABLE)
+        self._repeated = Alignment()
+        """The same in earlier answers,"""
+        self._answers: Answers | None = None
+        """of which it is a place,"""
+        self._answered: Level = "context"
+        """and which this level keeps."""
+        self._undo: deque[tuple[Alignment, Alignment, Answers | None]] = deque(maxlen=UNDOABLE)
         """Before each of the latest tokens."""
         self._end: At | None = None
         """The end of the text, once it was asked for,"""
         self._at_end: list[Step] | None = None
         """and what may follow there: asked whether to propose, and again for the proposal;"""
-        self._order_at_end = 0
-        """the longest order that a store knew there."""
+        self._known_at_end: tuple[int, Level] = 0, "context"
+        """the longest order that a store knew there, and its level."""
 
     def append(self, token: int) -> None:
         """Go on by one token."""
         automaton, text = self._automaton, self.text
-        self._undo.append(self._alignment)
+        self._undo.append((self._alignment, self._repeated, self._answers))
         self._end = self._at_end = None
         automaton.append(token)
         text.append(token)
         matched = automaton.length[automaton.link[automaton.whole]]
-        self._alignment = self._alignment.after(text, token, matched, automaton.place)
+        self._alignment = self._alignment.after(text, token).moved(matched, automaton.place)
+        if self._levels:
+            self._repeated = self._repeating(token)
+
+    def _repeating(self, token: int) -> Alignment:
+        """The place in earlier answers, once `token` was appended."""
+        place, before = self._repeated, self._answers
+        self._answered, answers = self._kept()
+        if answers is not before:
+            # Another one was learned meanwhile: places are not what they were.
+            self._answers, place = answers, Alignment()
+        if answers is None:
+            return place
+        if place.place >= 0:
+            place = Alignment() if answers.ids[place.place] == _END else place.after(answers.ids, token)
+        return place if place.run >= _DEEPEST else place.moved(*answers.longest(self.text))
+
+    def _kept(self) -> tuple[Level, Answers | None]:
+        """The answers of the first level that keeps any."""
+        for level, store in self._levels:
+            answers = store().answers
+            if answers.ids:
+                return level, answers
+        return "context", None
 
     def shorten(self, steps: int) -> bool:
         """Take back the last tokens; False when they are more than can be taken back, and nothing was done."""
@@ -76,7 +115,7 @@ class Continuations:
             return False
         self._end = self._at_end = None
         for _ in range(steps):
-            self._alignment = self._undo.pop()
+            self._alignment, self._repeated, self._answers = self._undo.pop()
             self.text.pop()
         return True
 
@@ -86,8 +125,10 @@ class Continuations:
             automaton, alignment = self._automaton, self._alignment
             state = automaton.link[automaton.whole]
             state, matched = (state, automaton.length[state]) if state > ROOT else (ROOT, 0)
-            recent = tuple(self.text[-_RECENT:]) if self._levels else ()
-            self._end = state, matched, alignment.place, alignment.rate, recent
+            earlier: Earlier | None = None
+            if self._levels:
+                earlier = tuple(self.text[-_RECENT:]), self._repeated.place, self._repeated.rate
+            self._end = state, matched, alignment.place, alignment.rate, earlier
         return self._end
 
     def candidates(self) -> list[tuple[float, int, Features]]:
@@ -96,8 +137,8 @@ class Continuations:
         return [(chance, token, seen[token]) for chance, token, *_ in self._steps(self.now(), 0, seen)]
 
     def steps(self, at: At, further: int = 0) -> list[Step]:
-        """What may follow: the favourites of the suffixes, the token at the place copied from, and what stores know;
-        with `further` so many followers of the longest suffix too. Each token once, in no order."""
+        """What may follow: the favourites of the suffixes, the tokens at the places copied from and repeated, and what
+        stores know; with `further` so many followers of the longest suffix too. Each token once, in no order."""
         if at is not self._end or further:
             return self._steps(at, further)
         if self._at_end is None:
@@ -109,7 +150,7 @@ class Continuations:
         automaton = self._automaton
         link, favourite, count, last = automaton.link, automaton.favourite, automaton.count, automaton.last
         only, target, size = automaton.only, automaton.target, automaton.size
-        state, matched, place, rate, recent = at
+        state, matched, place, rate, earlier = at
         suffixes: list[tuple[int, int]] = []
         tokens: list[int] = []
         while state > ROOT and len(suffixes) < _SUFFIXES:
@@ -128,12 +169,24 @@ class Continuations:
             expected, sure = self.text[place], odds(rate)
             if expected not in tokens:
                 tokens.append(expected)
-        stored, known_to = self._stored(recent) if recent else ([], "context")
-        if stored and stored[-1].token not in tokens:
-            tokens.append(stored[-1].token)
-        if at is self._end:
-            self._order_at_end = stored[-1].order if stored else 0
+        stored: list[Found] = []
+        known_to: Level = "context"
+        again_expected, again_sure = -1, 0.0
+        if earlier is not None:
+            recent, again_place, again_rate = earlier
+            stored, known_to = self._stored(recent)
+            if stored and stored[-1].token not in tokens:
+                tokens.append(stored[-1].token)
+            if again_place >= 0 and self._answers is not None:
+                found = self._answers.ids[again_place]
+                if found != _END:
+                    again_expected, again_sure = found, odds(again_rate)
+                    if found not in tokens:
+                        tokens.append(found)
+            if at is self._end:
+                self._known_at_end = stored[-1].order if stored else 0, known_to
         agreed = only[longest] >= 0
+        shorter = favourite[suffixes[1][0]] if len(suffixes) > 1 else -1
         suffixes.reverse()
         steps: list[Step] = []
         for token in tokens:
@@ -153,11 +206,15 @@ class Continuations:
                 total = _ONE + _FOUND + _BLEND * blended + _PLACES * _LOG[places if places < _MOST else _MOST]
                 if agreed:
                     total += _AGREED
+                if token == shorter:
+                    total += _SHORTER
+                # At the place that is copied from, its rate says how long the match is.
+                total += _BOTH if token == expected else _LENGTH * _LOG[length if length < _MOST else _MOST]
             else:
                 state, length = self._elsewhere(token, suffixes)
                 blended, total = 0.0, _ONE
                 if token != expected:
-                    level = known_to
+                    level = self._answered if token == again_expected else known_to
             if token == expected:
                 total += _HERE + _SURE * sure
                 next_place, next_rate = place + 1, again(rate, True)
@@ -166,22 +223,35 @@ class Continuations:
                 next_place, next_rate = place, rate
                 if place < 0 and length >= LONG - 1:
                     next_place, next_rate = last[state], new_rate(length + 1)
-            next_recent = recent
-            if recent:
-                next_recent = *recent[1:], token
+            then: Earlier | None = None
+            if earlier is not None:
+                if token == again_expected:
+                    total += _AGAIN + _AGAIN_SURE * again_sure
+                    then = (*recent[1:], token), again_place + 1, again(again_rate, True)
+                else:
+                    total += _AGAIN_UNSURE * again_sure
+                    then = (*recent[1:], token), again_place, again_rate
                 if stored:
                     total += sum(map(mul, _OF_STORES, _of_stores(stored, token)))
-            behind_it = state, length + 1, next_place, next_rate, next_recent
+            behind_it = state, length + 1, next_place, next_rate, then
             steps.append((1.0 / (1.0 + exp(-total)), token, level, behind_it))
             if seen_of is not None:
-                context = (1.0, blended, _LOG[min(places, _MOST)], float(agreed)) if blended else (0.0,) * 4
-                at_place = (1.0, sure, 0.0) if token == expected else (0.0, 0.0, sure)
-                seen_of[token] = 1.0, *context, *at_place, *(_of_stores(stored, token) if stored else ())
+                here = token == expected
+                context = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+                if blended:
+                    many, long = _LOG[min(places, _MOST)], _LOG[min(length, _MOST)]
+                    context = 1.0, blended, many, float(agreed), float(token == shorter), 0.0 if here else long
+                at_place = (1.0, float(blended != 0.0), sure, 0.0) if here else (0.0, 0.0, 0.0, sure)
+                at_again = (1.0, again_sure, 0.0) if token == again_expected else (0.0, 0.0, again_sure)
+                seen_of[token] = 1.0, *context, *at_place, *at_again, *(_of_stores(stored, token) if stored else ())
         return steps
 
     def matched(self, level: Level) -> int:
         """Tokens before the end of the text that stood before, as far as `level` knew when `steps` was asked there."""
-        return self.now()[1] if level == "context" else self._order_at_end
+        if level == "context":
+            return self.now()[1]
+        order, known_to = self._known_at_end
+        return max(order if level == known_to else 0, self._repeated.run if level == self._answered else 0)
 
     def _stored(self, recent: tuple[int, ...]) -> tuple[list[Found], Level]:
         """What the level with the longest match knows; of equals the first."""
@@ -215,5 +285,5 @@ def _of_stores(stored: list[Found], token: int) -> Features:
         chance = (hits + DOUBT * chance) / (found.seen + DOUBT)
     blended = log(chance / (1.0 - chance))
     if token != best.token:
-        return 0.0, 0.0, 0.0, 0.0, blended
-    return 1.0, blended, _LOG[best.order], float(best.hits == best.seen), 0.0
+        return 0.0, 0.0, 0.0, blended
+    return 1.0, blended, float(best.hits == best.seen), 0.0

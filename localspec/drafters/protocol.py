@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from localspec.hidden import Tap
 from localspec.noise import Noise, Stream
 from localspec.settings import Settings
 from localspec.tokens import Level, Source
+
+if TYPE_CHECKING:
+    from localspec.transaction import Transaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,19 @@ class Proposal:
     levels: list[Level] | None = None
     """n-gram drafts: where each token was found; None means in the context, all of them."""
 
+    def __len__(self) -> int:
+        """How many rows it takes in a pass."""
+        return len(self.tokens)
+
+    def after(self, newest: int) -> mx.array:
+        """What a verify pass is fed, uint32 [len(self) + 1]: the newest kept token, then the drafts."""
+        return mx.array([newest, *self.tokens], mx.uint32)
+
+    def read(self, vocabulary_size: int) -> Proposal:
+        """The drafts before the first that is no id of the target; empty when that is the first one."""
+        unknown = (i for i, token in enumerate(self.tokens) if not 0 <= token < vocabulary_size)
+        return self.cut(next(unknown, len(self.tokens)))
+
     def cut(self, length: int) -> Proposal:
         """The same proposal with at most `length` tokens."""
         if length >= len(self.tokens):
@@ -46,6 +64,56 @@ class Proposal:
             None if self.confidence is None else self.confidence[:length],
             None if self.levels is None else self.levels[:length],
         )
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadProposal:
+    """A proposal that the device may still be computing.
+
+    A verify pass is fed its ids before the host knows them, so that the device goes from the drafts to the pass without
+    waiting for anybody. Reading it (`tokens`, `probabilities`, `read`) waits for the device; nothing else does.
+    """
+
+    ids: mx.array
+    """Uint32 [n]; each below the target's vocabulary size, which nobody checks before the pass."""
+    source: Source
+    q: mx.array | None = None
+    """As in Proposal."""
+    chances: mx.array | None = None
+    """q of each draft token, float32 [n]; None means 1.0 each. Not finite where the drafter's logits are not."""
+
+    @property
+    def confidence(self) -> None:
+        """Nothing is predicted."""
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.ids.tolist()  # type: ignore[return-value]
+
+    @property
+    def probabilities(self) -> list[float] | None:
+        return None if self.chances is None else self.chances.tolist()  # type: ignore[return-value]
+
+    def __len__(self) -> int:
+        return self.ids.shape[0]
+
+    def after(self, newest: int) -> mx.array:
+        """As in Proposal; waits for nothing."""
+        return mx.concatenate([mx.array([newest], mx.uint32), self.ids])
+
+    def read(self, vocabulary_size: int) -> Proposal:
+        """The drafts before the first that is no guess or no id of the target; empty when that is the first one.
+
+        A token is no guess any more, and q no distribution, where the drafter's logits were not finite.
+        """
+        tokens, chances = self.tokens, self.probabilities
+        proposal = Proposal(tokens, self.source, self.q, chances).read(vocabulary_size)
+        unsound = (i for i, chance in enumerate(chances or ()) if not math.isfinite(chance))
+        return proposal.cut(next(unsound, len(tokens)))
+
+
+Offer = Proposal | UnreadProposal
+"""What a drafter may answer with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +146,8 @@ class Drafter(ABC):
     name: Source
     free: bool = False
     """Whether proposing costs next to nothing, so that a proposal may be asked for and thrown away."""
+    taps: tuple[Tap, ...] = ()
+    """Hidden states of the target that it reads; only those of some drafter are kept."""
 
     def __init__(self) -> None:
         self.context: list[int] = []
@@ -87,7 +157,7 @@ class Drafter(ABC):
         """Another drafter of this kind (and weights) with an empty context: each session has its own."""
 
     @abstractmethod
-    def propose(self, length: int, draw: Draw) -> Proposal | None:
+    def propose(self, length: int, draw: Draw) -> Offer | None:
         """At most `length` tokens to follow the context; None when there is no good guess. `length` is at least 1."""
 
     def longest(self) -> int:
@@ -115,6 +185,17 @@ class Drafter(ABC):
             self.rewind(common_prefix(self.context, ids))
             shared = len(self.context)
         self.commit(ids[shared:])
+
+    def watch(self, transaction: Transaction) -> None:  # noqa: B027 - most drafters have no taps
+        """From now on the session's caches are those of `transaction`, and the hidden states of its taps are in there.
+
+        Called whenever the session starts with empty caches, if any of its drafters has taps. While a proposal is asked
+        for, both are those of the context without its newest token; only the newest hidden states are remembered.
+        """
+
+    def settle(self) -> None:  # noqa: B027 - most drafters leave nothing to the device
+        """Have everything computed that was left to the device, in the thread that began it: the next call may come
+        from another one."""
 
     def check(self, target: Any, tokenizer: Any) -> None:  # noqa: B027 - most drafters fit any target
         """Raise IncompatibleDrafterError when this drafter cannot serve the target."""

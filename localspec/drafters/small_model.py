@@ -8,13 +8,20 @@ from typing import Any
 
 import mlx.core as mx
 
-from localspec.drafters.protocol import Drafter, Draw, Proposal, common_prefix
+from localspec.drafters.protocol import Drafter, Draw, UnreadProposal, common_prefix
 from localspec.noise import Stream, round_keys
 from localspec.penalties import penalise
-from localspec.sampling import distribution
+from localspec.sampling import Distribution, distribution
 from localspec.target import Target
 from localspec.tokens import Source
-from localspec.transaction import PREFILL_STEP, Transaction
+from localspec.transaction import Transaction
+
+_ONE_PASS = 64
+"""Tokens to catch up with from which on the logits of all but the last are not computed, for a pass more."""
+_SINK = 4
+"""First tokens of a context that stay in the window when the middle is left out: models that never saw a text without
+its beginning attend to these whatever they say (Xiao et al. 2023, "Efficient Streaming Language Models with Attention
+Sinks")."""
 
 
 class ModelDrafter(Drafter):
@@ -25,19 +32,30 @@ class ModelDrafter(Drafter):
 
     It applies the settings' filters, logit bias and penalties, each draft seeing the drafts before it, and XTC with
     the target's coin; not the caller's logits processors, which are made for the target. q is what all that leaves.
+
+    A proposal is one graph: each token is fed to the next pass on the device, and the ids go on to the target's pass
+    from there. Where the context outgrows this model's window, the model reads its first tokens and its latest ones.
     """
 
     name: Source = "draft"
 
     def __init__(self, model: Any, tokenizer: Any = None, *, context_length: int | None = None) -> None:
-        """`model` is what mlx_lm.load returned; `tokenizer`, when given, is compared with the target's."""
+        """`model` is what mlx_lm.load returned; `tokenizer`, when given, is compared with the target's.
+
+        context_length: the most tokens that the model can attend to; None means as many as it has positions for.
+        """
         super().__init__()
         self.model = model
         self.tokenizer = tokenizer
         self.context_length = context_length
         self._target = Target(model)
-        self._drafted: list[int] = []
-        self._empty_caches()
+        windows = [window for window in (context_length, self._target.positions) if window is not None]
+        self._window = min(windows, default=None)
+        self._left_out = 0
+        """Tokens of the context that are not in the window: those behind its first `_sink()`."""
+        self._transaction = Transaction(self._target)
+        self._proposed: UnreadProposal | None = None
+        """What was proposed from the context as it is."""
 
     def fresh(self) -> ModelDrafter:
         return ModelDrafter(self.model, self.tokenizer, context_length=self.context_length)
@@ -49,12 +67,12 @@ class ModelDrafter(Drafter):
             check_same_vocabulary(tokenizer, self.tokenizer)
 
     def longest(self) -> int:
-        """What is left of its own context window."""
-        if not self.context or self.context_length is None:
+        """As many tokens as its window has room for behind the latest ones of the context."""
+        if not self.context or self._window is None:
             return 2**31 if self.context else 0
-        return max(self.context_length - len(self.context), 0)
+        return self._window - min(len(self.context), _half(self._window)) + 1
 
-    def propose(self, length: int, draw: Draw) -> Proposal | None:
+    def propose(self, length: int, draw: Draw) -> UnreadProposal | None:
         length = min(length, self.longest())
         if not length:
             return None
@@ -65,85 +83,137 @@ class ModelDrafter(Drafter):
             self._empty_caches()
             raise
 
-    def _propose(self, length: int, draw: Draw) -> Proposal | None:
+    def _propose(self, length: int, draw: Draw) -> UnreadProposal | None:
         settings, end = draw.settings, len(self.context)
-        coupled = settings.accept == "coupled"
+        coupled, greedy = settings.accept == "coupled", settings.temperature == 0
         stream = Stream.GUMBEL if coupled else Stream.DRAFT
         keys = range(end, end + length) if coupled else round_keys(end, length)
         vocabulary = min(self._target.vocabulary_size, draw.vocabulary_size)
-        y, newest = mx.array(self._catch_up(), mx.uint32), mx.array(self.context[-1:], mx.uint32)
+        self._make_room(length)
+        y = mx.array(self._catch_up(), mx.uint32)
         tokens: list[mx.array] = []
-        chances: list[mx.array] = []
-        rows: list[mx.array] = []
+        drawn: list[Distribution] = []
         for i in range(length):
             allowed = None
             if draw.allowed is not None:
                 allowed = draw.allowed(mx.concatenate(tokens).tolist() if tokens else [])  # type: ignore[arg-type]
                 if allowed is None or not allowed[:vocabulary].any():
                     break
-            logits = self._transaction.forward(y)[-1:, :vocabulary]
-            fed = mx.concatenate([newest, *tokens])
-            logits = penalise(logits, settings, self.context[:-1], fed, draw.vocabulary_size)
+            logits = self._transaction.forward(y)
+            if logits.shape != (1, vocabulary):
+                logits = logits[-1:, :vocabulary]
+            if settings.changes_logits:
+                fed = mx.concatenate([mx.array(self.context[-1:], mx.uint32), *tokens])
+                logits = penalise(logits, settings, self.context[:-1], fed, draw.vocabulary_size)
             if allowed is not None:
                 logits = mx.where(mx.array(allowed[:vocabulary]), logits, -math.inf)
-            drawn = distribution(logits, settings, draw.coins(end + i, 1), draw.xtc_exempt)
-            noise = None
-            if not drawn.greedy:
-                noise = draw.noise.gumbel([keys[i]], draw.vocabulary_size, stream)[:, :vocabulary]
-            y = drawn.choose(noise)
+            if greedy:
+                y = mx.argmax(logits, axis=-1)
+            else:
+                drawn.append(distribution(logits, settings, draw.coins(end + i, 1), draw.xtc_exempt))
+                y = drawn[-1].choose(draw.noise.gumbel([keys[i]], draw.vocabulary_size, stream)[:, :vocabulary])
             tokens.append(y)
-            chances.append(drawn.log_probability_of(y))
-            if not coupled and not drawn.greedy:
-                q = drawn.probabilities()
-                rows.append(mx.pad(q, [(0, 0), (0, draw.vocabulary_size - vocabulary)]))
         if not tokens:
             return None
-        # One evaluation for the whole proposal: no round trip to the host between its tokens, but under a grammar.
-        ids, chance = mx.concatenate(tokens), mx.exp(mx.concatenate(chances))
-        mx.eval(ids, chance, *rows)
-        self._drafted = ids.tolist()  # type: ignore[assignment]
-        chances_drawn: list[float] = chance.tolist()  # type: ignore[assignment]
-        # A token is no guess any more, and q no distribution, where this model's logits are not finite.
-        sound = next((i for i, one in enumerate(chances_drawn) if not math.isfinite(one)), length)
-        proposal = Proposal(self._drafted, self.name, mx.concatenate(rows) if rows else None, chances_drawn)
-        return proposal.cut(sound) if sound else None
+        ids = mx.concatenate(tokens)
+        chances = q = None
+        if not greedy:
+            rows = _together(drawn)
+            chances = mx.exp(rows.log_probability_of(ids))
+            if not coupled:
+                q = mx.pad(rows.probabilities(), [(0, 0), (0, draw.vocabulary_size - vocabulary)])
+        # Begun, not waited for: the device drafts while the target's pass is being built.
+        mx.async_eval([array for array in (ids, chances, q) if array is not None])  # type: ignore[no-untyped-call]
+        self._proposed = UnreadProposal(ids, self.name, q, chances)
+        return self._proposed
 
     def commit(self, tokens: Sequence[int]) -> None:
         # The caches hold the old context and all drafts but the last, where they were proposed from it.
-        start = len(self.context)
+        start = len(self.context) - self._left_out
         self.context.extend(tokens)
         if self._transaction.held > start - 1:
-            right = start + common_prefix(self._drafted[:-1], tokens)
-            right = min(right, len(self.context) - 1, self._transaction.held)
+            drafted = [] if self._proposed is None else self._proposed.tokens
+            right = start + common_prefix(drafted[:-1], tokens)
+            right = min(right, start + len(tokens) - 1, self._transaction.held)
             if self._transaction.rewind(right):
                 self._transaction.commit(right)
             else:
                 self._empty_caches()  # chunked attention drops entries from pass to pass, and may need them again
-        self._drafted = []
+        self._proposed = None
 
     def rewind(self, length: int) -> None:
         self.context = self.context[:length]
-        self._drafted = []
-        if not self._transaction.rewind(min(self._transaction.held, max(length - 1, 0))):
+        # A proposal that was not committed belongs to a round that failed, and so may what the caches hold of it.
+        unsure = self._proposed is not None
+        outside = self._left_out > 0 and length <= self._left_out + self._sink()
+        kept = min(self._transaction.held, max(length - self._left_out - 1, 0))
+        if unsure or outside or not self._transaction.rewind(kept):
+            self._left_out = 0
             self._empty_caches()
 
     def reset(self) -> None:
         super().reset()
+        self._left_out = 0
         self._empty_caches()
+
+    def settle(self) -> None:
+        if self._proposed is None:
+            self._transaction.evaluate()
+        else:  # its round failed, and computing it may fail again
+            self._empty_caches()
+
+    def _make_room(self, length: int) -> None:
+        """Have the window begin anew at the latest half of the context where `length` drafts would not fit behind it.
+
+        Half: what is read again is then drafted from for half a window.
+        """
+        if self._window is None:
+            return
+        half, read = _half(self._window), len(self.context) - self._left_out
+        short = self._left_out > 0 and read < half // 2  # the context went back; there is more to read before it
+        if short or read + length - 1 > self._window:
+            self._left_out = max(len(self.context) - half, 0)
+            self._empty_caches()
+
+    def _sink(self) -> int:
+        """Tokens of the beginning that are kept in a window whose middle is left out."""
+        return 0 if self._window is None else min(_SINK, _half(self._window) // 2)
+
+    def _read(self, start: int) -> list[int]:
+        """The context as this model reads it, from the `start`-th token of that on."""
+        if not self._left_out:
+            return self.context[start:]
+        sink = self._sink()
+        return self.context[start:sink] + self.context[max(start, sink) + self._left_out :]
 
     def _catch_up(self) -> list[int]:
         """The tokens of the context that the next pass has to run."""
         # A proposal that was never committed (the round failed) leaves its rows behind: taken back here.
-        if not self._transaction.rewind(min(self._transaction.held, len(self.context) - 1)):
+        last = len(self.context) - self._left_out - 1
+        if not self._transaction.rewind(min(self._transaction.held, last)):
             self._empty_caches()
         # The target may have more rows: an id that this model lacks is read as its id 0, MLX would read out of bounds.
         rows = self._target.vocabulary_size
-        missing = [token if token < rows else 0 for token in self.context[self._transaction.held :]]
-        if len(missing) > PREFILL_STEP:
+        missing = [token if token < rows else 0 for token in self._read(self._transaction.held)]
+        if len(missing) > _ONE_PASS:
             self._transaction.prefill(missing[:-1])
             missing = missing[-1:]
         return missing
 
     def _empty_caches(self) -> None:
         self._transaction = Transaction(self._target)
-        self._drafted = []
+        self._proposed = None
+
+
+def _half(window: int) -> int:
+    return max(window // 2, 1)
+
+
+def _together(rows: Sequence[Distribution]) -> Distribution:
+    """Distributions of one row each as one of all their rows."""
+    return Distribution(
+        mx.concatenate([row.logprobs for row in rows]),
+        mx.concatenate([row.scores for row in rows]),
+        mx.concatenate([row.normalizer for row in rows]),
+        rows[0].greedy,
+    )

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from localspec.ngrams.answers import MOST_TOKENS, Answers, joined
 from localspec.ngrams.format import (
     Content,
     DamagedFileError,
@@ -40,6 +41,8 @@ PAGE = 4096
 """Tokens of a text within which a pair counts once, as it does within an answer."""
 MOST_LABELS, MOST_DIGESTS, MOST_WAITING = 32, 4096, 64
 """The latest are kept: model names, texts that were taught, answers that could not be saved yet."""
+_SHARE = 16
+"""Bytes of the bound for each token of the answers kept whole: these take a quarter of a small file at most."""
 _BULK = 1 << 20
 """Pairs merged at once, so that memory is bounded whatever is taught."""
 
@@ -167,7 +170,7 @@ class NgramFile:
                     return self._save()
             except OSError as error:
                 self._complain(error, "cannot be saved", "what was learned is not kept yet")
-            self._store.adopt(self._taught().columns)
+            self._adopt(self._taught())
             return False
 
     def _open(self) -> None:
@@ -184,8 +187,14 @@ class NgramFile:
                 self._complain(error, "is damaged and cannot be set aside")
         except OSError as error:
             self._complain(error, "cannot be read")
-        self._store.adopt(self._saved.columns)
+        self._adopt(self._saved)
         self._opened = True
+
+    def _adopt(self, content: Content) -> None:
+        """Draft from this."""
+        self._store.adopt(content.columns)
+        if self._store.answers.tokens is not content.answers:
+            self._store.answers = Answers(content.answers)
 
     def _load(self) -> None:
         try:
@@ -219,7 +228,7 @@ class NgramFile:
         for left in leftovers(self.path):
             left.unlink(missing_ok=True)
         content = self._taught()
-        self._store.adopt(content.columns)
+        self._adopt(content)
         atomic_write_bytes(self.path, encode(content))
         # In this order an interrupt in between has the file read again, and nothing lost.
         self._saved, self._waiting = content, []
@@ -233,7 +242,9 @@ class NgramFile:
         known = set(saved.digests)
         texts = [text for text in self._waiting if text.digest is None or _new(text.digest, known)]
         labels = [*(label for label in saved.labels if label != self.label), self.label] if self.label else saved.labels
+        answers = [tokens for text in texts if text.digest is None for tokens, _ in text.lessons]
         content = saved._replace(
+            answers=joined(saved.answers, answers, min(MOST_TOKENS, self.most_bytes // _SHARE)),
             texts=saved.texts + len(texts),
             tokens=saved.tokens + sum(len(tokens) - start for text in texts for tokens, start in text.lessons),
             created=saved.created or now,

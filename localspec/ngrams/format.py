@@ -5,8 +5,9 @@
     u32 CRC-32 of the 12 bytes before: these 16 bytes stay as they are in every version
     u32 CRC-32 of everything behind this field, begun with the CRC-32 above
     u32 length of the next part, such that the columns begin at a multiple of 8
-        JSON: fingerprint, orders, rows, texts, tokens, created, updated, labels, digests; spaces behind it
+        JSON: fingerprint, orders, rows, answers, texts, tokens, created, updated, labels, digests; spaces behind it
         columns: keys u64, followers u32, hits u16, seen u16, days u16, each [rows], little-endian
+        answers: u32, as many as the JSON says; version 1 has none
 
 Knows nothing of locks, or of what is done about a file that is damaged.
 """
@@ -23,10 +24,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from localspec.ngrams.store import ORDERS, ROW_BYTES, Columns, NgramStore
+from localspec.ngrams.answers import END
+from localspec.ngrams.store import ORDERS, ROW_BYTES, Columns, NgramStore, Tokens
 
 MAGIC = b"LSNGRAM\n"
-VERSION = 1
+VERSION = 2
+_OLDEST = 1
 MOST_TIME = 253_402_300_799
 """Seconds since 1970: the last second of the year 9999, behind which no calendar goes."""
 MOST_HEADER = 4 << 20
@@ -37,6 +40,7 @@ _CHECK = struct.Struct("<I")
 _BODY = struct.Struct("<II")
 _FIXED = _LEAD.size + _CHECK.size + _BODY.size
 _TYPES = ("<u8", "<u4", "<u2", "<u2", "<u2")
+_ANSWERS = np.dtype("<u4")
 
 Stamp = tuple[int, int, int]
 """Which file it was: inode, bytes, time of its last change in ns."""
@@ -54,6 +58,8 @@ class Content(NamedTuple):
     """What a file holds."""
 
     columns: Columns
+    answers: Tokens
+    """The latest answers, END behind each."""
     fingerprint: str = ""
     """Of the tokenizer whose ids it counts."""
     texts: int = 0
@@ -70,18 +76,20 @@ class Content(NamedTuple):
 
 def empty(fingerprint: str) -> Content:
     """A file that nothing was learned in yet."""
-    return Content(NgramStore().to_arrays(), fingerprint)
+    store = NgramStore()
+    return Content(store.to_arrays(), store.answers.tokens, fingerprint)
 
 
 def most_rows(content: Content, most_bytes: int) -> int:
-    """Rows that fit into a file of so many bytes beside the content's header."""
-    return max(most_bytes - _FIXED - len(_header(content)) - 8, 0) // ROW_BYTES
+    """Rows that fit into a file of so many bytes beside the content's header and answers."""
+    return max(most_bytes - _FIXED - len(_header(content)) - 8 - content.answers.nbytes, 0) // ROW_BYTES
 
 
 def encode(content: Content) -> bytes:
     """The bytes of a file."""
     header = _header(content)
-    columns = [np.ascontiguousarray(c, t).tobytes() for c, t in zip(content.columns, _TYPES, strict=True)]
+    arrays = zip((*content.columns, content.answers), (*_TYPES, _ANSWERS), strict=True)
+    columns = [np.ascontiguousarray(array, dtype).tobytes() for array, dtype in arrays]
     lead = _LEAD.pack(MAGIC, VERSION)
     lead_sum = zlib.crc32(lead)
     size = struct.pack("<I", len(header))
@@ -106,8 +114,8 @@ def read(path: Path, fingerprint: str | None = None) -> tuple[Content, Stamp]:
         fixed = file.read(_FIXED)
         header = file.read(_header_size(fixed))
         fields = _fields(header, status.st_size - len(fixed))
-        # All columns at once, into memory that nothing has to clear first.
-        data = np.empty(fields["rows"] * ROW_BYTES, np.uint8)
+        # All at once, into memory that nothing has to clear first.
+        data = np.empty(fields["rows"] * ROW_BYTES + fields["answers"] * _ANSWERS.itemsize, np.uint8)
         view, filled = data.data, 0
         while filled < data.size and (count := file.readinto(view[filled:])):
             filled += count
@@ -117,10 +125,13 @@ def read(path: Path, fingerprint: str | None = None) -> tuple[Content, Stamp]:
     body_sum = zlib.crc32(data.data, zlib.crc32(header, body_sum))
     if _BODY.unpack_from(fixed, _LEAD.size + _CHECK.size)[0] != body_sum:
         raise DamagedFileError("its checksum is wrong")
-    content = _content(fields, _columns(data, fields["rows"]))
+    columns = _columns(data, fields["rows"])
+    content = _content(fields, columns, data[fields["rows"] * ROW_BYTES :].copy().view(_ANSWERS))
     if fingerprint is not None and content.fingerprint != fingerprint:
         raise DamagedFileError("it belongs to another tokenizer")
     _check(content.columns)
+    if content.answers.size and content.answers[-1] != END:
+        raise DamagedFileError("its last answer has no end")
     return content, stamp_of(status)
 
 
@@ -132,6 +143,7 @@ def stamp_of(status: os.stat_result) -> Stamp:
 def _header(content: Content) -> bytes:
     fields = content._asdict()
     fields["rows"] = fields.pop("columns").keys.size
+    fields["answers"] = content.answers.size
     fields["orders"] = ORDERS
     header = json.dumps(fields).encode()
     return header + b" " * (-(_FIXED + len(header)) % 8)
@@ -145,7 +157,7 @@ def _header_size(fixed: bytes) -> int:
         raise DamagedFileError("its checksum is wrong")
     if version > VERSION:
         raise NewerFileError(f"version {version}")
-    if version < VERSION:
+    if version < _OLDEST:
         raise DamagedFileError(f"there never was a version {version}")
     size: int = _BODY.unpack_from(fixed, _LEAD.size + _CHECK.size)[1]
     if size > MOST_HEADER or (_FIXED + size) % 8:
@@ -157,10 +169,11 @@ def _fields(header: bytes, size: int) -> dict[str, Any]:
     """The header's, of a file of so many bytes from the header on: no more is read where that cannot be right."""
     try:
         fields: dict[str, Any] = json.loads(header)
-        rows = fields["rows"]
-    except (ValueError, KeyError, TypeError, RecursionError):
+        sizes = rows, answers = fields["rows"], fields.setdefault("answers", 0)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise DamagedFileError("its header is damaged") from None
-    if type(rows) is not int or rows < 0 or size != len(header) + rows * ROW_BYTES:
+    whole = all(type(number) is int and number >= 0 for number in sizes)
+    if not whole or size != len(header) + rows * ROW_BYTES + answers * _ANSWERS.itemsize:
         raise DamagedFileError("its size is wrong")
     return fields
 
@@ -174,7 +187,7 @@ def _columns(data: np.ndarray[Any, Any], rows: int) -> Columns:
     return Columns(*columns)
 
 
-def _content(fields: dict[str, Any], columns: Columns) -> Content:
+def _content(fields: dict[str, Any], columns: Columns, answers: Tokens) -> Content:
     try:
         if fields["orders"] != list(ORDERS):
             raise DamagedFileError("its contexts have other lengths")
@@ -188,7 +201,7 @@ def _content(fields: dict[str, Any], columns: Columns) -> Content:
         raise DamagedFileError("its header is damaged") from None
     if not all(isinstance(word, str) for word in words):
         raise DamagedFileError("its header is damaged")
-    return Content(columns, fields["fingerprint"], texts, tokens, created, updated, labels, digests)
+    return Content(columns, answers, fields["fingerprint"], texts, tokens, created, updated, labels, digests)
 
 
 def _check(columns: Columns) -> None:

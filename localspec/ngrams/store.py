@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from localspec.ngrams.answers import Answers
+
 ORDERS = (2, 3, 4, 6)
 """Context lengths, in tokens."""
 LONGEST = ORDERS[-1]
@@ -75,6 +77,8 @@ class NgramStore:
     """Counts that are looked up while they grow: a look-up in another thread sees them before a change or after."""
 
     def __init__(self) -> None:
+        self.answers = Answers()
+        """The latest answers, whole, where they are kept."""
         self.adopt(_EMPTY)
 
     @classmethod

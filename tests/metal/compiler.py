@@ -93,7 +93,8 @@ def _sources() -> bytes:
 def digest(*parts: str) -> str:
     """Names what was made from these parts with this compiler and this shim."""
     made_from = hashlib.sha256(_sources())
-    for part in (*map(repr, _commands()), platform.machine(), sys.platform, _version(), *parts):
+    # Not by the path of the package: every new environment would compile everything again.
+    for part in (os.environ.get("METAL_CXX", ""), platform.machine(), sys.platform, _version(), *parts):
         made_from.update(part.encode() + b"\0")
     return made_from.hexdigest()[:24]
 

@@ -15,7 +15,7 @@ from textual.widget import Widget
 
 from localspec.tui.app import ChatApp
 
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 
 
 def drive(

@@ -20,7 +20,7 @@ def record(*pieces: str | tuple[str, Source]) -> list[Token]:
     index = drafts = 0
     for position, piece in enumerate(pieces):
         text, source = (piece, "plain") if isinstance(piece, str) else piece
-        drafted = source in ("ngram", "mtp", "draft", "grammar")
+        drafted = source in ("ngram", "mtp", "draft", "skip", "text", "grammar")
         tokens.append(
             Token(
                 id=1000 + position,

@@ -220,7 +220,7 @@ def test_quitting_during_a_load_does_not_wait_for_it() -> None:
 def run_program(program: str) -> subprocess.CompletedProcess[str]:
     here = Path(__file__).parent
     return subprocess.run(
-        [sys.executable, "-c", program], cwd=here, timeout=60, capture_output=True, text=True, check=False
+        [sys.executable, "-c", program], cwd=here, timeout=240, capture_output=True, text=True, check=False
     )
 
 

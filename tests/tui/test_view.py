@@ -23,8 +23,8 @@ EACH = record(*((f"word_{source} ", source) for source in SOURCES))
 BRACKETS = ["[/", "a[i] = [x for x in y]", "[/bold]", "[0] hi", "[bold]b[/bold]", r"\[/]", "[link=x]", "{$primary}"]
 
 
-def attributes(style: Style) -> tuple[bool, bool, bool]:
-    return bool(style.bold), bool(style.italic), bool(style.underline)
+def attributes(style: Style) -> tuple[bool, bool, bool, bool]:
+    return bool(style.bold), bool(style.italic), bool(style.underline), bool(style.reverse)
 
 
 def style_of(app: ChatApp, text: str) -> Style:

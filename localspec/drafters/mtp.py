@@ -1,0 +1,227 @@
+"""Drafts from an MTP head: a block that reads the target's hidden states and predicts one token further.
+
+Pair t of a head is the target's hidden state of token t and the embedding of token t + 1. The head's cache holds the
+pairs of the context, and no others: what a proposal appends on the head's own outputs is dropped with it, so there is
+nothing to roll back when drafts are rejected, and each pair is a function of the tokens up to t + 1 alone. Whatever
+happens to a conversation, the entries that its tokens share with the former ones stay right.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from localspec.drafters.protocol import Drafter, Draw, UnreadProposal, common_prefix
+from localspec.drafters.trial import Trial
+from localspec.hidden import HiddenStates
+from localspec.models.mtp.head import Head
+from localspec.noise import Stream, round_keys
+from localspec.penalties import penalise
+from localspec.sampling import Distribution, distribution
+from localspec.tokens import Source
+from localspec.transaction import Transaction
+
+CHUNK = 512
+"""Most pairs per pass of the head while it reads a prompt."""
+
+
+class MTPDrafter(Drafter):
+    """A head that runs ahead of the target, on the target's hidden states and then on its own.
+
+    Draws, filters, bias, penalties and XTC are as in ModelDrafter. Where the head has a draft vocabulary of its own,
+    filters act on that; q is 0 outside of it. It cannot draft behind tokens whose hidden states are not remembered;
+    the pairs of such tokens are left out of its cache.
+    """
+
+    name: Source = "mtp"
+
+    def __init__(self, head: Head, *, trial: Trial | None = None) -> None:
+        """`head` comes from `localspec.models.mtp.load_head`, for the very model that is the target. `trial` decides
+        whether it is any good; the copies of a drafter share one."""
+        super().__init__()
+        self.head = head
+        self.taps = head.taps
+        self.trial = Trial(self.name) if trial is None else trial
+        self._transaction: Transaction | None = None
+        self._proposed: UnreadProposal | None = None
+        self._counts = False
+        """Whether the proposal that is out says something of the head."""
+        self._empty_cache()
+
+    def fresh(self) -> MTPDrafter:
+        return MTPDrafter(self.head, trial=self.trial)
+
+    def check(self, target: Any, tokenizer: Any) -> None:
+        """Raise IncompatibleDrafterError unless the head was loaded for this model."""
+        from localspec.errors import IncompatibleDrafterError
+        from localspec.trunk import trunk_of
+
+        if trunk_of(target).embedding is not self.head.trunk.embedding:
+            raise IncompatibleDrafterError(
+                "the MTP head was loaded for another model: load it with load_head(source, model)"
+            )
+
+    def watch(self, transaction: Transaction) -> None:
+        self._transaction = transaction
+
+    def longest(self) -> int:
+        """0 while the hidden state that it would draft from is not known, and for good once it proved to be useless."""
+        newest = len(self.context) - 2
+        if self.trial.failed or self._transaction is None or newest < 0:
+            return 0
+        return 2**31 if self._hidden().spans(newest, newest + 1) else 0
+
+    def propose(self, length: int, draw: Draw) -> UnreadProposal | None:
+        if not self.longest():
+            return None
+        try:
+            return self._propose(length, draw)
+        except BaseException:
+            # Whatever was left behind, the context and the hidden states are intact: the cache is built again.
+            self._empty_cache()
+            raise
+
+    def _propose(self, length: int, draw: Draw) -> UnreadProposal | None:
+        settings, end = draw.settings, len(self.context)
+        coupled, greedy = settings.accept == "coupled", settings.temperature == 0
+        stream = Stream.GUMBEL if coupled else Stream.DRAFT
+        keys = range(end, end + length) if coupled else round_keys(end, length)
+        columns = _Columns(self.head, draw)
+        outputs = self._catch_up()
+        tokens: list[mx.array] = []
+        chances: list[mx.array] = []
+        rows: list[mx.array] = []
+        for i in range(length):
+            allowed = None
+            if draw.allowed is not None:
+                allowed = draw.allowed(mx.concatenate(tokens).tolist() if tokens else [])  # type: ignore[arg-type]
+                if allowed is None or not allowed.any():
+                    break
+            if i:
+                outputs = self.head.run(self.head.onward(outputs), tokens[-1], self._cache, end - 2 + i)
+            logits = self.head.logits(outputs)
+            if not columns.own:
+                logits = columns.spread(logits, -math.inf)
+            if settings.changes_logits:
+                fed = mx.concatenate([mx.array(self.context[-1:], mx.uint32), *tokens])
+                logits = penalise(logits, settings, self.context[:-1], fed, draw.vocabulary_size)
+            if allowed is not None:
+                logits = mx.where(mx.array(allowed[: logits.shape[-1]]), logits, -math.inf)
+            if greedy:
+                tokens.append(columns.ids(mx.argmax(logits, axis=-1)))
+                continue
+            drawn = distribution(logits, settings, draw.coins(end + i, 1), draw.xtc_exempt)
+            chosen = drawn.choose(columns.of(draw.noise.gumbel([keys[i]], draw.vocabulary_size, stream)))
+            tokens.append(columns.ids(chosen))
+            chances.append(drawn.log_probability_of(chosen))
+            if not coupled:
+                rows.append(columns.q(drawn))
+        # What the head said on its own outputs is not the context's: it goes, whatever becomes of the drafts.
+        self._cut(len(self._pairs))
+        if not tokens:
+            mx.eval(self._cache.arrays())
+            return None
+        ids = mx.concatenate(tokens)
+        chance = mx.exp(mx.concatenate(chances)) if chances else None
+        q = mx.concatenate(rows) if rows else None
+        # Begun, not waited for: the device drafts while the target's pass is being built.
+        mx.async_eval([array for array in (ids, chance, q) if array is not None])  # type: ignore[no-untyped-call]
+        self._proposed = UnreadProposal(ids, self.name, q, chance)
+        self._counts = not settings.logits_processors and draw.allowed is None
+        return self._proposed
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        if self._proposed is not None and self._counts:
+            drafted = self._proposed.tokens
+            self.trial.book(min(len(drafted), len(tokens)), common_prefix(drafted, tokens))
+        self._proposed = None
+        self.context.extend(tokens)
+
+    def rewind(self, length: int) -> None:
+        self.context = self.context[:length]
+        if self._proposed is not None:
+            # It was not committed: its round failed, and so may have what was computed for it.
+            self._empty_cache()
+        self._cut(bisect_left(self._pairs, len(self.context) - 1))
+
+    def reset(self) -> None:
+        super().reset()
+        self._empty_cache()
+
+    def _catch_up(self) -> mx.array:
+        """Run the pairs of the context that are not in the cache; the output of the newest, [1, width], lazy."""
+        assert self._transaction is not None
+        newest, known = len(self.context) - 2, self._hidden()
+        if self.head.borrows:
+            self._cache = self.head.borrow(self._transaction.caches)
+            hidden = self.head.join(known.rows(self.taps, newest, newest + 1))
+            return self.head.run(hidden, mx.array(self.context[-1:], mx.uint32), self._cache, newest)
+        self._cut(bisect_left(self._pairs, newest))  # the newest runs again: nobody kept what it gave
+        start = self._pairs[-1] + 1 if self._pairs else 0
+        outputs: mx.array | None = None
+        for first, behind in known.spans(start, newest + 1):
+            for a in range(first, behind, CHUNK):
+                b = min(a + CHUNK, behind)
+                if outputs is not None:
+                    # A prompt goes chunk by chunk; of all but the newest pair only keys and values are computed.
+                    mx.eval(self._cache.arrays())
+                hidden = self.head.join(known.rows(self.taps, a, b))
+                outputs = self.head.run(hidden, mx.array(self.context[a + 1 : b + 1], mx.uint32), self._cache, a)[-1:]
+                self._pairs.extend(range(a, b))
+        assert outputs is not None
+        return outputs
+
+    def _hidden(self) -> HiddenStates:
+        hidden = None if self._transaction is None else self._transaction.hidden
+        assert hidden is not None  # a session with a drafter that has taps keeps them
+        return hidden
+
+    def _cut(self, entries: int) -> None:
+        del self._pairs[entries:]
+        self._cache.cut(entries)
+
+    def _empty_cache(self) -> None:
+        self._cache = self.head.new_cache()
+        self._pairs: list[int] = []
+        """The pair of each entry of the cache, ascending."""
+        self._proposed = None
+
+
+class _Columns:
+    """Between the columns of a head's logits and the target's ids."""
+
+    def __init__(self, head: Head, draw: Draw) -> None:
+        settings = draw.settings
+        self._ids = head.draft_ids
+        self._size = draw.vocabulary_size
+        by_id = settings.xtc_probability > 0 or draw.allowed is not None or settings.changes_logits
+        self.own = self._ids is not None and not by_id
+        """Whether all is done in the head's own columns: nothing that the settings ask for goes by ids."""
+
+    def spread(self, rows: mx.array, fill: float) -> mx.array:
+        """[rows, columns] to [rows, the target's vocabulary], `fill` where there is no column."""
+        if self._ids is None:
+            missing = self._size - rows.shape[-1]
+            if missing > 0:
+                return mx.pad(rows, [(0, 0), (0, missing)], constant_values=mx.array(fill, rows.dtype))
+            return rows[:, : self._size]
+        full = mx.full((rows.shape[0], self._size), fill, rows.dtype)
+        full[:, self._ids] = rows
+        return full
+
+    def of(self, noise: mx.array) -> mx.array:
+        """Of [1, the target's vocabulary] what belongs to the columns in use."""
+        return noise[:, self._ids] if self.own and self._ids is not None else noise
+
+    def ids(self, chosen: mx.array) -> mx.array:
+        """The target's ids, uint32 [rows], of chosen columns."""
+        return self._ids[chosen].astype(mx.uint32) if self.own and self._ids is not None else chosen
+
+    def q(self, drawn: Distribution) -> mx.array:
+        """What was drawn from, float32 [rows, the target's vocabulary]."""
+        q = drawn.probabilities()
+        return self.spread(q, 0.0) if self.own else q
