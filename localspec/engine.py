@@ -59,10 +59,10 @@ class Engine:
         hold quantized_kv_start tokens; None leaves them as they are.
         kernels: "auto" uses the Metal kernels that proved themselves on this machine, "on" or "off" all or none of
         them, NAME=on and so on one; several with commas between (docs/kernels.md).
-        learn: True keeps n-grams of the answers on disk, for this tokenizer, and lets the "ngram" drafter draft from
-        those of earlier sessions and from texts given to `localspec cache learn`; not where `localspec cache off` was
-        said. Under rejection and block acceptance, whose ids depend on the drafts, it keeps to the context. False
-        neither reads nor writes any of this (docs/learning.md).
+        learn: True keeps the answers on disk for this tokenizer, the latest whole and all as n-grams, and lets the
+        "ngram" drafter draft from those of earlier sessions and from texts given to `localspec cache learn`; not where
+        `localspec cache off` was said. Under rejection and block acceptance, whose ids depend on the drafts, it keeps
+        to the context. False neither reads nor writes any of this (docs/learning.md).
 
         Raises IncompatibleDrafterError when a drafter does not fit the target, SettingsError for wrong settings.
         """

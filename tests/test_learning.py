@@ -80,7 +80,9 @@ def test_levels_are_told_token_by_token() -> None:
     for token in again.tokens:
         assert (token.level is None) == (token.source != "ngram")
         if token.level == "learned":
-            assert token.match_length in ORDERS
+            # As far as the counts look back, or as long as an earlier answer was right.
+            assert token.match_length is not None
+            assert token.match_length >= ORDERS[0]
     counts = [token.level for token in again.tokens if token.level is not None]
     assert again.stats.by_level == {level: counts.count(level) for level in counts}
     assert sum(again.stats.by_level.values()) == again.stats.by_source["ngram"]

@@ -121,8 +121,8 @@ def measure_whole(count: int, seed: int = 0) -> WholeCost:
         sorts.append((time.perf_counter() - started) * 1e3)
     known = [text[: end % DEEPEST + DEEPEST] for end, text in enumerate(texts)]
     unknown = [[token + _VOCABULARY for token in text] for text in known]
-    found = [_median_us(answers.longest, wanted) for wanted in (known, unknown)]
-    return WholeCost(tokens.size, median(sorts), *found, tokens.itemsize)
+    known_us, unknown_us = _median_us(answers.longest, known), _median_us(answers.longest, unknown)
+    return WholeCost(tokens.size, median(sorts), known_us, unknown_us, tokens.itemsize)
 
 
 def table(costs: Sequence[Cost]) -> str:

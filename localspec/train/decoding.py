@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import mlx.core as mx
 import numpy as np
@@ -57,6 +57,27 @@ def draw(logits: NDArray[np.float32], temperature: float, top_p: float, chance: 
     return int(order[min(int(np.searchsorted(sums[:kept], chance * sums[kept - 1], side="right")), kept - 1)])
 
 
+class Batch(Protocol):
+    """Texts in the middle of decoding, one to a row; all of each prompt but its last token is in the caches."""
+
+    def step(self, last: Sequence[int]) -> NDArray[np.float32]:
+        """Logits [rows, vocabulary] after one more token per row."""
+        ...
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these rows alone, in this order."""
+        ...
+
+
+@runtime_checkable
+class BatchModel(Protocol):
+    """A model that has batches of its own; any other one is run by MLX."""
+
+    def batch(self, prompts: Sequence[Sequence[int]], most: int) -> Batch:
+        """A batch that begins with these prompts, none of them empty, and takes `most` steps at most."""
+        ...
+
+
 def decode(
     model: Any,
     prompts: Sequence[Sequence[int]],
@@ -71,12 +92,12 @@ def decode(
     """
     choosers = [sampling.chooser() for sampling in samplings]
     answers: list[list[int]] = [[] for _ in prompts]
-    cache = _prefill(model, prompts)
+    batch: Batch = model.batch(prompts, most) if isinstance(model, BatchModel) else _MlxBatch(model, prompts)
     rows = list(range(len(prompts)))  # which prompt stands in which row of the batch
     last = [prompt[-1] for prompt in prompts]
     running = [True] * len(prompts)
     while any(running):
-        logits = np.array(model(mx.array(last)[:, None], cache=cache)[:, -1].astype(mx.float32))
+        logits = batch.step(last)
         for row, prompt in enumerate(rows):
             if not running[row]:
                 continue
@@ -88,10 +109,24 @@ def decode(
         stopped = running.count(False)
         if stopped < len(rows) and stopped >= max(1, len(rows) // 8):  # taking rows out copies all the others
             keep = [row for row, runs in enumerate(running) if runs]
-            for layer in cache:
-                layer.filter(mx.array(keep))
+            batch.keep(keep)
             rows, last, running = [rows[k] for k in keep], [last[k] for k in keep], [True] * len(keep)
     return answers
+
+
+class _MlxBatch:
+    """A batch of an MLX model."""
+
+    def __init__(self, model: Any, prompts: Sequence[Sequence[int]]) -> None:
+        self._model = model
+        self._cache = _prefill(model, prompts)
+
+    def step(self, last: Sequence[int]) -> NDArray[np.float32]:
+        return np.array(self._model(mx.array(last)[:, None], cache=self._cache)[:, -1].astype(mx.float32))
+
+    def keep(self, rows: Sequence[int]) -> None:
+        for layer in self._cache:
+            layer.filter(mx.array(rows))
 
 
 def _prefill(model: Any, prompts: Sequence[Sequence[int]]) -> list[Any]:

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from localspec.errors import LocalspecError
-from localspec.train.decoding import Sampling, decode
+from localspec.train.decoding import BatchModel, Sampling, decode
 from localspec.train.prompts import read_prompts
 from localspec.train.shards import Sample
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 TASK, OWN, SECOND_TURN = "task", "own", "second-turn"
 CYCLE = (TASK, OWN) * 4 + (SECOND_TURN,)
 """The kinds of batches, one after another; then again."""
+WRITTEN = (TASK,) * 3 + (SECOND_TURN,)
+"""The same without requests that the model makes up, which take as long as two answers."""
 
 _LONGEST_REQUEST = 60
 """Tokens of a request that the model makes up."""
@@ -48,16 +50,29 @@ _WISHES = ("i need", "i'd like", "i would like", "i want", "i'm looking for", "h
 class Requests:
     """The prompts of each batch, as ids, the same ones for the same seed and batch size."""
 
-    def __init__(self, engine: Engine, seed: int, size: int, earlier: Callable[[int], Sequence[Sample]]) -> None:
-        """`size`: prompts in a batch. `earlier`: the samples of a batch before this one, for second turns."""
+    def __init__(
+        self,
+        engine: Engine,
+        seed: int,
+        size: int,
+        earlier: Callable[[int], Sequence[Sample]],
+        model: BatchModel | None = None,
+        cycle: Sequence[str] = CYCLE,
+    ) -> None:
+        """`size`: prompts in a batch. `earlier`: the samples of a batch before this one, for second turns.
+
+        `model` decodes in place of the engine's own, where there is one. `cycle`: CYCLE or WRITTEN.
+        """
+        self._cycle = cycle
         self._engine = engine
+        self._model = engine.model if model is None else model
         self._seed = seed
         self._size = size
         self._earlier = earlier
 
     def kind(self, number: int) -> str:
         """Of the batch of that number."""
-        return CYCLE[number % len(CYCLE)]
+        return self._cycle[number % len(self._cycle)]
 
     def batch(self, number: int) -> list[list[int]]:
         """The prompts of a batch; fewer than its size, or none, where the model made up too little."""
@@ -68,13 +83,13 @@ class Requests:
 
     def _tasks(self, number: int) -> list[list[int]]:
         # Those of a cycle are dealt out by length, so that little of a batch is padding.
-        cycle, place = divmod(number, len(CYCLE))
-        batches = CYCLE.count(TASK)
+        cycle, place = divmod(number, len(self._cycle))
+        batches = self._cycle.count(TASK)
         first = cycle * batches * self._size
         texts = islice(read_prompts().shuffled(self._seed), first, first + batches * self._size)
         prompts = [self._encode(text) for text in texts]
         prompts = sorted((prompt for prompt in prompts if len(prompt) <= _LONGEST_TASK), key=len)
-        begin = CYCLE[:place].count(TASK) * self._size
+        begin = self._cycle[:place].count(TASK) * self._size
         return prompts[begin : begin + self._size]
 
     def _own(self, number: int) -> list[list[int]]:
@@ -83,7 +98,7 @@ class Requests:
         texts: dict[str, None] = {}  # a set that keeps its order
         for attempt in range(_TRIES):
             samplings = [Sampling(1.0, 0.95, (self._seed, number, attempt, row)) for row in range(self._size)]
-            made_up = decode(self._engine.model, [opening] * self._size, samplings, end_ids=ends, most=_LONGEST_REQUEST)
+            made_up = decode(self._model, [opening] * self._size, samplings, end_ids=ends, most=_LONGEST_REQUEST)
             finished = (tokenizer.decode(ids[:-1]).strip() for ids in made_up if ids[-1] in ends)
             texts.update(dict.fromkeys(text for text in finished if is_request(text, tokenizer.all_special_tokens)))
             if len(texts) >= self._size:
@@ -95,7 +110,7 @@ class Requests:
         ends = self._engine.end_ids
         first_turns = [
             [*sample.prompt, *sample.answer[:-1]]
-            for before in range(number - len(CYCLE) + 1, number)
+            for before in range(number - len(self._cycle) + 1, number)
             for sample in self._earlier(before)
             if sample.answer[-1] in ends
             and sample.loop is None
