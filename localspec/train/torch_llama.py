@@ -149,6 +149,7 @@ class TorchBatch:
                 self._prefill(torch.tensor([[0] * (width + 1 - len(p)) + list(p[:-1]) for p in prompts]))
 
     def step(self, last: Sequence[int]) -> NDArray[np.float32]:
+        """Append a token to each row; logits [rows, vocabulary] of what follows."""
         model, column = self._model, self._column
         rows = len(last)
         seen = torch.arange(column + 1) >= self._padding[:, None]
@@ -170,6 +171,7 @@ class TorchBatch:
             return found
 
     def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these rows alone, in this order."""
         chosen = torch.tensor(rows)
         self._padding = self._padding[chosen]
         self._keys = [keys[chosen] for keys in self._keys]
