@@ -50,8 +50,8 @@ def test_both_loops_emit_the_same_ids() -> None:
 
 def test_figures_are_per_drafted_token() -> None:
     pairs = [
-        (Loop((1,), 10, 1.0, 4.0), Loop((1,), 20, 1.0, 2.0)),
-        (Loop((2,), 10, 1.0, 4.0), Loop((3,), 10, 0.75, 4.0)),
+        (Loop((1,), 8, 1.0, 4.0), Loop((1,), 16, 1.0, 2.0)),
+        (Loop((2,), 8, 1.0, 4.0), Loop((3,), 8, 0.75, 4.0)),
     ]
     case = Case("a", 2, pairs)
     assert case.host_ratio is not None
