@@ -1,6 +1,6 @@
 """N-grams that outlive a session: what was written before, and what was taught, per tokenizer.
 
-`store` counts, `file` keeps one store on disk in the layout of `format`, `shelf` is the folder of all of them,
+`store` counts, `answers` keeps the latest whole, `file` has both on disk in the layout of `format`, `shelf` is the folder of all,
 `lessons` says what an answer teaches. The classes load numpy only when they are asked for.
 """
 
