@@ -526,6 +526,17 @@ def test_a_draft_judges_the_earlier_answer_as_the_text_will_once_it_went_that_wa
         assert at[4][1:] == pytest.approx(now[1:])
 
 
+def test_a_place_and_an_earlier_answer_that_say_the_same_count_once() -> None:
+    drafter = _Kept(ANSWERED).drafter()
+    drafter.commit([*ANSWERED[:20], 5, *ANSWERED[:10]])
+    ((token, seen),) = drafter.candidates()
+    known = dict(zip(NAMES, seen, strict=True))
+    assert token == ANSWERED[10]
+    assert known["place: it says so"] == known["earlier answer: it says so"] == 1
+    assert known["place: log odds of its rate, where it alone says so"] == 0
+    assert drafter._next.steps(drafter._next.now())[0][0] == pytest.approx(_weighed(seen))
+
+
 def test_under_other_rules_earlier_answers_are_not_followed() -> None:
     drafter = _Kept(ANSWERED).drafter()
     drafter.commit(ANSWERED[:8])

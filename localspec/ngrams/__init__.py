@@ -1,7 +1,7 @@
 """N-grams that outlive a session: what was written before, and what was taught, per tokenizer.
 
-`store` counts, `file` keeps one store on disk in the layout of `format`, `shelf` is the folder of all of them,
-`lessons` says what an answer teaches. The classes load numpy only when they are asked for.
+`store` counts, `answers` keeps the latest whole, `file` has both on disk in the layout of `format`, `shelf` is the
+folder of all files, `lessons` says what an answer teaches. The classes load numpy only when they are asked for.
 """
 
 from __future__ import annotations
