@@ -12,12 +12,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
+from weakref import ref
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from localspec.errors import UnsupportedModelError
-from localspec.lending import around, release
+from localspec.lending import Wrapper, around, release
 from localspec.trunk import trunk_of
 
 Tap = int | Literal["before-norm", "after-norm"]
@@ -54,6 +55,11 @@ class HiddenStates:
         self._layers = {tap: trunk.layers[tap] for tap in self.taps if isinstance(tap, int)}
         self._remembered = remembered
         self._passes: list[_Rows] = []
+        self._heard: dict[Tap, mx.array] = {}
+        """What the pass that is being built gave so far."""
+        self._taps_of = {id(layer): tap for tap, layer in self._layers.items()}
+        self._classes: dict[type, type] = {}
+        self._wrapper = _listener(ref(self))
 
     @contextmanager
     def listening(self, start: int, rows: int) -> Iterator[None]:
@@ -61,19 +67,10 @@ class HiddenStates:
 
         Nothing is kept of one that raises.
         """
-        heard: dict[Tap, mx.array] = {}
-        layers = {id(layer): tap for tap, layer in self._layers.items()}
-
-        def note(module: nn.Module, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            out = call(*args, **kwargs)
-            if module is self._norm:
-                heard["before-norm"], heard["after-norm"] = args[0], out
-            else:
-                heard[layers[id(module)]] = out[0] if isinstance(out, tuple) else out  # some layers give more than that
-            return out
-
-        with around(self._modules(), note):
+        self._heard = {}
+        with around(self._modules(), self._wrapper, self._classes):
             yield
+        heard, self._heard = self._heard, {}
         silent = [tap for tap in self.taps if tap not in heard]
         if silent:
             raise UnsupportedModelError(f"the model does not call the part that is to be tapped ({silent[0]})")
@@ -82,6 +79,14 @@ class HiddenStates:
         oldest = start + rows - self._remembered
         while self._passes and self._passes[0].stop <= oldest:
             del self._passes[0]
+
+    def hear(self, module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
+        """Note a call of one of the parts that are tapped."""
+        if module is self._norm:
+            self._heard["before-norm"], self._heard["after-norm"] = args[0], out
+        else:
+            # Some layers give more than their output.
+            self._heard[self._taps_of[id(module)]] = out[0] if isinstance(out, tuple) else out
 
     def cut(self, length: int) -> None:
         """Forget the positions from `length` on."""
@@ -119,6 +124,7 @@ class HiddenStates:
 
     def release(self) -> None:
         """Give the model's parts back, where an interrupt kept that from being done."""
+        self._heard = {}
         release(self._modules())
 
     def _modules(self) -> list[nn.Module]:
@@ -133,3 +139,16 @@ class HiddenStates:
             if one.start < stop:
                 found.append(one)
         return found[::-1]
+
+
+def _listener(states: ref[HiddenStates]) -> Wrapper:
+    """Weakly: classes that are lent refer to their wrapper, and go in a garbage collection, not when they are done."""
+
+    def listen(module: nn.Module, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        out = call(*args, **kwargs)
+        alive = states()
+        if alive is not None:
+            alive.hear(module, args, out)
+        return out
+
+    return listen

@@ -17,10 +17,13 @@ Wrapper = Callable[[nn.Module, Callable[..., Any], tuple[Any, ...], dict[str, An
 
 
 @contextmanager
-def around(modules: Sequence[nn.Module], wrapper: Wrapper) -> Iterator[None]:
-    """Have `wrapper` answer calls of the modules. An interrupt at the very end can leave some lent: see `release`."""
+def around(modules: Sequence[nn.Module], wrapper: Wrapper, classes: dict[type, type] | None = None) -> Iterator[None]:
+    """Have `wrapper` answer calls of the modules. An interrupt at the very end can leave some lent: see `release`.
+
+    classes: those that were made for this very wrapper before, and will be; making one takes longer than a call.
+    """
     lent: list[tuple[nn.Module, type]] = []
-    classes: dict[type, type] = {}
+    classes = {} if classes is None else classes
     try:
         for module in modules:
             kind = type(module)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from typing import Any
 
 import architectures
@@ -145,8 +147,18 @@ def test_modules_are_given_back_after_a_failure(monkeypatch: pytest.MonkeyPatch)
     assert transaction.hidden.spans(0, 9) == []
 
 
-NOT_TAPPED: dict[str, str] = {}
-"""Architectures without the parts that a head builds on, and why."""
+def test_they_are_freed_with_the_session_at_once() -> None:
+    """No cycle holds on to them: with the collector off, the last reference is the last."""
+    transaction = _transaction(target())
+    transaction.prefill(IDS[:9])
+    assert transaction.hidden is not None
+    gone = weakref.ref(transaction.hidden)
+    gc.disable()
+    try:
+        del transaction
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma4_text", "qwen3_5", "deepseek_v3", "mimo", "glm4_moe", "qwen3_next"])
