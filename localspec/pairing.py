@@ -78,7 +78,7 @@ def pair(
 
     Raises IncompatibleDrafterError when the model that was named cannot serve or cannot gain, IncompleteModelError when
     there is no head where one was named, SettingsError when `draft` makes no sense, and InsufficientMemoryError when
-    there is no room for both models.
+    there is no room for all of it.
     """
     name, layers = named(draft), own_layers(draft)
     if through_text and name is None:
@@ -89,9 +89,12 @@ def pair(
 
         try:
             head = choose(target.checkpoint, tokenizer, mtp)
+            if head is not None:
+                require_memory(target, head=head.bytes)
         except LocalspecError as error:
             if mtp != AUTO:
                 raise
+            head = None
             leave_out(error, notify)
     if head is not None and name is None:
         line = f"an MTP head drafts for {target.name}; --draft none leaves it out" if mtp == AUTO else None
@@ -109,7 +112,7 @@ def pair(
             f"({format_bytes(target.bytes)}), so its drafts would cost more than they save; name a smaller model, or "
             "none"
         )
-    require_memory(target, chosen)
+    require_memory(target, chosen, 0 if head is None else head.bytes)
     try:
         check_same_vocabulary(tokenizer, tokenizer_of(chosen.checkpoint))
         through_text = False

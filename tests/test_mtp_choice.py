@@ -11,13 +11,14 @@ from checkpoints import byte_tokens, save_model
 from heads import write_own
 
 import localspec
-from localspec import pairing
+from localspec import memory, pairing
 from localspec.checkpoint import read_checkpoint
 from localspec.engine import Engine
 from localspec.errors import (
     DrafterWarning,
     IncompatibleDrafterError,
     IncompleteModelError,
+    InsufficientMemoryError,
     LocalspecError,
     UnsupportedModelError,
 )
@@ -176,6 +177,23 @@ def test_a_model_whose_hidden_states_cannot_be_read_loads_without_its_head(
     assert names == ["ngram"]
     assert len(said) == 1
     with pytest.raises(UnsupportedModelError):
+        _told(folder, mtp=head)
+
+
+def test_a_head_takes_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is named and has no room is an error, one that nobody named is left out."""
+    head = _head(folder / "mtp.safetensors", folder)
+    source = mtp.find(head)
+    assert source is not None
+    need = plan_of("target", folder, "float32").bytes + source.bytes
+    monkeypatch.setattr(memory, "needed_bytes", lambda weights: weights)
+    monkeypatch.setattr(memory, "available_bytes", lambda: need)
+    assert _told(folder) == (["ngram", "mtp"], [])
+    monkeypatch.setattr(memory, "available_bytes", lambda: need - 1)
+    names, (line,) = _told(folder)
+    assert names == ["ngram"]
+    assert "an MTP head needs" in line
+    with pytest.raises(InsufficientMemoryError, match="and an MTP head needs"):
         _told(folder, mtp=head)
 
 
