@@ -161,7 +161,10 @@ class Controller:
             return max(limit, 0)
         if self.costs.seen(self.width(1)) < _PLAIN_SAMPLES or self._since_plain >= _PLAIN_EVERY:
             return 0
-        return self._best(drafter.name, limit, running=peek)[0] or self._probe(drafter.name, peek)
+        best, _ = self._best(drafter.name, limit, running=peek)
+        if best and not peek:
+            self._taken(drafter.name)
+        return best or self._probe(drafter.name, peek)
 
     def worth(self, drafter: Drafter, limit: int, *, peek: bool = False) -> float:
         """Tokens per plain pass's time that a drafter with weights would bring at its best length; 1.0 for none."""
@@ -186,7 +189,14 @@ class Controller:
         if best == 0:
             self.acceptance.fade(proposal)
             best = self._probe(proposal.source, peek)
+        elif not peek:
+            self._taken(proposal.source)
         return proposal.cut(best) if best else None
+
+    def _taken(self, drafter: str) -> None:
+        """A draft pays again: what was declined before is over."""
+        self._declined[drafter] = 0
+        self._waits[drafter] = _FIRST_PROBE
 
     def _probe(self, drafter: str, peek: bool) -> int:
         """1 when it is time to try a declined drafter again, else 0.
@@ -271,7 +281,4 @@ class Controller:
             value = expected / (self.costs.relative(self.width(n + 1), plain) + n * draft + stall)
             if value > best_value:
                 best, best_value = n, value
-        if best:
-            self._declined[drafter] = 0
-            self._waits[drafter] = _FIRST_PROBE
         return best, best_value

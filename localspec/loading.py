@@ -13,15 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localspec.checkpoint import Checkpoint, context_length, end_ids
-from localspec.errors import IncompleteModelError, SettingsError, UnsupportedModelError
+from localspec.errors import IncompleteModelError, LocalspecError, SettingsError, UnsupportedModelError
 from localspec.package import Progress
-from localspec.pairing import AUTO, pair
+from localspec.pairing import AUTO, leave_out, pair
 from localspec.plan import plan, require_memory
 
 if TYPE_CHECKING:
+    from localspec.drafters import MTPDrafter
     from localspec.engine import Engine
     from localspec.kernels.selection import Kernels
     from localspec.learning import Learning
+    from localspec.models.mtp import HeadSource
 
 DTYPES = ("float32", "bfloat16", "float16", "quantized")
 """What `dtype=` may be; `quantized` keeps the weights as they are stored."""
@@ -57,7 +59,8 @@ def load(
 
     Raises ModelNotFoundError, DownloadError, IncompleteModelError, UnsupportedModelError, InsufficientMemoryError, and
     IncompatibleDrafterError for a draft that does not fit: all before any weights are loaded, but where weights do not
-    match their config, or a head's tensors do not fit the model.
+    match their config, or a named head's tensors do not fit the model. A head that nobody named and that cannot be used
+    is left out, which `notify` is told.
     """
     from localspec.engine import Engine
     from localspec.kernels.selection import Kernels
@@ -79,6 +82,7 @@ def load(
         through_text=draft_through_text,
         dtype=dtype,
         progress=progress,
+        notify=notify,
     )
     if on_choice is not None and pairing.line is not None:
         on_choice(pairing.line)
@@ -90,11 +94,12 @@ def load(
     chosen: list[Any] = ["ngram"] if drafters is None else list(drafters)
     model = load_weights(target.checkpoint, target.dtype)
     if pairing.head is not None:
-        from localspec.drafters import MTPDrafter
-        from localspec.drafters.trial import Trial
-        from localspec.models.mtp import load_head
-
-        chosen.append(MTPDrafter(load_head(pairing.head, model, tokenizer), trial=Trial(MTPDrafter.name, notify)))
+        try:
+            chosen.append(_mtp_drafter(pairing.head, model, tokenizer, notify))
+        except (LocalspecError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, OSError) as error:
+            if head != AUTO:
+                raise
+            leave_out(error, notify)  # nobody asked for it: what is wrong with it must not cost the model
     if pairing.draft is not None:
         from localspec.drafters import ModelDrafter, TextDrafter
 
@@ -113,6 +118,14 @@ def load(
     return Engine(
         model, tokenizer, drafters=chosen, name=target.name, context_length=window, kernels=kernels, learn=learning
     )
+
+
+def _mtp_drafter(source: HeadSource, model: Any, tokenizer: Any, notify: Callable[[str], None] | None) -> MTPDrafter:
+    from localspec.drafters import MTPDrafter
+    from localspec.drafters.trial import Trial
+    from localspec.models.mtp import load_head
+
+    return MTPDrafter(load_head(source, model, tokenizer), trial=Trial(MTPDrafter.name, notify))
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> Any:

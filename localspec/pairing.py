@@ -6,6 +6,7 @@ was not named.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 from localspec import hub, memory
 from localspec.checkpoint import Checkpoint
 from localspec.errors import (
+    DrafterWarning,
     IncompatibleDrafterError,
     IncompleteModelError,
+    LocalspecError,
     SettingsError,
     UnsupportedModelError,
 )
@@ -63,17 +66,19 @@ def pair(
     through_text: bool = False,
     dtype: str | None = None,
     progress: Progress | None = None,
+    notify: Callable[[str], None] | None = None,
 ) -> Pairing:
     """What is to draft for the target: `draft` is "auto", "none" (or None), "layers" or "layers:N" for (N of) its own
     layers, or a model, which is fetched if need be.
 
     tokenizer: the target's. mtp: the file or folder of a head, which then drafts as well; "auto", the target's own
     where `draft` is "auto" too; "none" or None, no head. through_text: a model with another vocabulary will do. dtype:
-    the format for the draft's weights, None for what is fastest here.
+    the format for the draft's weights, None for what is fastest here. notify: told in one line why a head that nobody
+    named is left out; None warns.
 
     Raises IncompatibleDrafterError when the model that was named cannot serve or cannot gain, IncompleteModelError when
     there is no head where one was named, SettingsError when `draft` makes no sense, and InsufficientMemoryError when
-    there is no room for both models.
+    there is no room for all of it.
     """
     name, layers = named(draft), own_layers(draft)
     if through_text and name is None:
@@ -82,7 +87,15 @@ def pair(
     if named(mtp) is not None or (mtp == AUTO and draft == AUTO):
         from localspec.models.mtp import choose
 
-        head = choose(target.checkpoint, tokenizer, mtp)
+        try:
+            head = choose(target.checkpoint, tokenizer, mtp)
+            if head is not None:
+                require_memory(target, head=head.bytes)
+        except LocalspecError as error:
+            if mtp != AUTO:
+                raise
+            head = None
+            leave_out(error, notify)
     if head is not None and name is None:
         line = f"an MTP head drafts for {target.name}; --draft none leaves it out" if mtp == AUTO else None
         return Pairing(head=head, layers=layers, line=line)
@@ -99,7 +112,7 @@ def pair(
             f"({format_bytes(target.bytes)}), so its drafts would cost more than they save; name a smaller model, or "
             "none"
         )
-    require_memory(target, chosen)
+    require_memory(target, chosen, 0 if head is None else head.bytes)
     try:
         check_same_vocabulary(tokenizer, tokenizer_of(chosen.checkpoint))
         through_text = False
@@ -110,6 +123,16 @@ def pair(
             ) from None
     line = f"{chosen.name} drafts for {target.name}" + (", through text" if through_text else "")
     return Pairing(chosen, head, through_text=through_text, line=line)
+
+
+def leave_out(error: Exception, notify: Callable[[str], None] | None) -> None:
+    """Tell `notify` in one line that the head, which nobody named, is left out; None warns."""
+    reason = str(error) if isinstance(error, LocalspecError) else f"{type(error).__name__}: {error}"
+    line = f"{' '.join(reason.split())}; decoding goes on without that MTP head"
+    if notify is None:
+        warnings.warn(line, DrafterWarning, stacklevel=4)
+    else:
+        notify(line)
 
 
 def named(draft: str | None) -> str | None:

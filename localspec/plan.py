@@ -54,14 +54,18 @@ def label(name: str, path: Path) -> str:
     return path.name if Path(name).expanduser().is_dir() else name
 
 
-def require_memory(target: Plan, draft: Plan | None = None) -> None:
-    """Raise InsufficientMemoryError, with a way out, unless there is room for the target and its draft."""
+def require_memory(target: Plan, draft: Plan | None = None, head: int = 0) -> None:
+    """Raise InsufficientMemoryError, with a way out, unless there is room for the target and its draft.
+
+    head: bytes of an MTP head as stored, 0 for none.
+    """
     available = memory.available_bytes()
-    need = memory.needed_bytes(target.bytes + (draft.bytes if draft is not None else 0))
+    need = memory.needed_bytes(target.bytes + (draft.bytes if draft is not None else 0) + head)
     if available is None or need <= available:
         return
     what = f"{target.name} in {target.dtype}" + (f" with the draft {draft.name}" if draft is not None else "")
-    stored = memory.needed_bytes(target.checkpoint.bytes + (draft.checkpoint.bytes if draft is not None else 0))
+    what += " and an MTP head" if head else ""
+    stored = memory.needed_bytes(target.checkpoint.bytes + (draft.checkpoint.bytes if draft is not None else 0) + head)
     fits = stored <= available and target.dtype != "quantized"
     ways = "; as stored it would fit (dtype quantized)" if fits else _smaller(available, target.name)
     raise InsufficientMemoryError(

@@ -214,6 +214,31 @@ def test_what_was_declined_is_tried_again() -> None:
     assert any(controller.after(_offer(), "auto") is not None for _ in range(2000))
 
 
+def test_who_only_asks_does_not_shorten_the_wait_for_a_probe() -> None:
+    """Neither a look at what a drafter is worth, nor a peek, nor a draft that gives way to a rival counts as one that
+    was drafted; only then does the wait, which failed probes have made long, begin anew."""
+    controller = _taught(0.0)
+    for source in ("ngram", "draft"):
+        controller._declined[source], controller._waits[source] = 5, 128
+    costly = ModelDrafter(tiny_llama())
+    for _ in range(5):
+        controller.learn_plain(1.0)
+    for _ in range(400):
+        controller.acceptance.observe(Proposal([1] * 4, "draft"), 4)
+    good = _offer(8, 0.97)
+    before = dict(controller._declined), dict(controller._waits)
+    assert controller.worth(costly, 8) > 1.5
+    assert controller.worth(costly, 8, peek=True) > 1.5
+    assert controller.before(costly, 8, "auto", peek=True) > 0
+    assert controller.after(good, "auto", peek=True) is not None
+    assert controller.after(good, "auto", rival=100.0) is None
+    assert (controller._declined, controller._waits) == before
+    assert controller.before(costly, 8, "auto") > 0
+    assert controller.after(good, "auto") is not None
+    assert set(controller._declined.values()) == {0}
+    assert set(controller._waits.values()) == {32}
+
+
 def test_a_draft_ends_where_the_drafter_stops_believing_in_it() -> None:
     controller = _taught(1.0, row=0.05, rounds=0)
     proposal = Proposal([1] * 8, "ngram", confidence=[0.9, 0.9, 0.9, 0.01, 0.9, 0.9, 0.9, 0.9])

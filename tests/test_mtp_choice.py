@@ -11,12 +11,21 @@ from checkpoints import byte_tokens, save_model
 from heads import write_own
 
 import localspec
+from localspec import memory, pairing
 from localspec.checkpoint import read_checkpoint
 from localspec.engine import Engine
-from localspec.errors import IncompatibleDrafterError, IncompleteModelError
+from localspec.errors import (
+    DrafterWarning,
+    IncompatibleDrafterError,
+    IncompleteModelError,
+    InsufficientMemoryError,
+    LocalspecError,
+    UnsupportedModelError,
+)
 from localspec.loading import load_tokenizer, load_weights
 from localspec.models import catalogue, mtp
 from localspec.models.mtp import choice
+from localspec.plan import plan_of
 from localspec.vocabulary import fingerprint
 
 
@@ -109,6 +118,95 @@ def test_a_named_head_that_does_not_fit_is_an_error(folder: Path, tmp_path: Path
     mx.save_safetensors(str(tmp_path / "none.safetensors"), {"a": mx.ones((2,))})
     with pytest.raises(IncompleteModelError, match="holds no MTP head"):
         localspec.load(folder, mtp=tmp_path / "none.safetensors", dtype="float32")
+
+
+def _told(folder: Path, **keywords: Any) -> tuple[list[str], list[str]]:
+    """What drafts, and what was said of the head."""
+    said: list[str] = []
+    return _names(localspec.load(folder, dtype="float32", notify=said.append, **keywords)), said
+
+
+def _damaged(folder: Path) -> Path:
+    (folder / "mtp.safetensors").write_bytes(b"cut")
+    return folder / "mtp.safetensors"
+
+
+def _of_another_architecture(folder: Path) -> Path:
+    """Raw tensors in the model's own file, as if a checkpoint of an architecture that no head is known for."""
+    file = folder / "model.safetensors"
+    held: dict[str, mx.array] = dict(mx.load(str(file)))  # type: ignore[arg-type]
+    layer = "model.layers.2."
+    head = {f"{layer}eh_proj.weight": mx.ones((64, 128))} | {f"{layer}{n}norm.weight": mx.ones((64,)) for n in "eh"}
+    mx.eval(held)
+    mx.save_safetensors(str(file), held | head)
+    return folder
+
+
+def _too_wide(folder: Path) -> Path:
+    """Found out when the weights are there."""
+    save_model(folder.parent / "wide", hidden_size=32)
+    return _head(folder / "mtp.safetensors", folder.parent / "wide")
+
+
+@pytest.mark.parametrize("spoil", [_damaged, _of_another_architecture, _too_wide])
+def test_a_head_that_nobody_named_and_that_is_of_no_use_is_left_out(folder: Path, spoil: Any) -> None:
+    """The model loads, drafts without it, and says why in one line; where the head is named it is an error."""
+    head = spoil(folder)
+    names, said = _told(folder)
+    assert names == ["ngram"]
+    (line,) = said
+    assert str(folder) in line
+    assert line.endswith("; decoding goes on without that MTP head")
+    assert "\n" not in line
+    with pytest.warns(DrafterWarning, match="goes on without that MTP head"):
+        localspec.load(folder, dtype="float32")
+    assert _told(folder, mtp="none") == (["ngram"], [])
+    with pytest.raises(LocalspecError):
+        _told(folder, mtp=head)
+
+
+def test_a_model_whose_hidden_states_cannot_be_read_loads_without_its_head(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unsupported(_: Any) -> Any:
+        raise UnsupportedModelError("cannot tell where a llama model keeps its layers")
+
+    head = _head(folder / "mtp.safetensors", folder)
+    monkeypatch.setattr("localspec.models.mtp.weights.trunk_of", unsupported)
+    names, said = _told(folder)
+    assert names == ["ngram"]
+    assert len(said) == 1
+    with pytest.raises(UnsupportedModelError):
+        _told(folder, mtp=head)
+
+
+def test_a_head_takes_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is named and has no room is an error, one that nobody named is left out."""
+    head = _head(folder / "mtp.safetensors", folder)
+    source = mtp.find(head)
+    assert source is not None
+    need = plan_of("target", folder, "float32").bytes + source.bytes
+    monkeypatch.setattr(memory, "needed_bytes", lambda weights: weights)
+    monkeypatch.setattr(memory, "available_bytes", lambda: need)
+    assert _told(folder) == (["ngram", "mtp"], [])
+    monkeypatch.setattr(memory, "available_bytes", lambda: need - 1)
+    names, (line,) = _told(folder)
+    assert names == ["ngram"]
+    assert "an MTP head needs" in line
+    with pytest.raises(InsufficientMemoryError, match="and an MTP head needs"):
+        _told(folder, mtp=head)
+
+
+@pytest.mark.parametrize("spoil", [_damaged, _of_another_architecture])
+def test_a_small_model_takes_the_place_of_a_head_that_is_known_to_be_of_no_use(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, spoil: Any
+) -> None:
+    spoil(folder)
+    target = plan_of("target", folder, "float32")
+    monkeypatch.setattr(pairing, "_best", lambda *_: pairing.Pairing(line="a small model"))
+    said: list[str] = []
+    assert pairing.pair(target, None, "auto", load_tokenizer, notify=said.append).line == "a small model"
+    assert len(said) == 1
 
 
 def test_heads_of_the_catalogue_have_plain_names() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -126,10 +127,11 @@ def test_a_heads_place(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = put(machine, "qwen3-4b", **BIG)
     put(machine, "qwen3-0.6b", **SMALL)
     target = pairing.plan_of("qwen3-4b", folder, "float32")
-    monkeypatch.setattr("localspec.models.mtp.choose", lambda *_: "its head")
+    its_head = SimpleNamespace(bytes=1)
+    monkeypatch.setattr("localspec.models.mtp.choose", lambda *_: its_head)
     for draft, mtp in (("auto", "auto"), ("auto", "a head"), ("none", "a head"), (None, "a head")):
         chosen = pairing.pair(target, None, draft, lambda _: pytest.fail("looked further"), mtp=mtp)
-        assert (chosen.head, chosen.draft) == ("its head", None)
+        assert (chosen.head, chosen.draft) == (its_head, None)
     for draft, mtp in (("none", "auto"), (None, "auto"), ("none", "none")):
         assert pairing.pair(target, None, draft, lambda _: pytest.fail("looked further"), mtp=mtp) == pairing.Pairing()
 

@@ -104,7 +104,7 @@ def collect(
     cycle = WRITTEN if written else CYCLE
     requests = Requests(engine, seed, size, shards.read, model, cycle)
     have = set(shards.numbers())
-    total = written = number = barren = 0
+    total = fresh = number = barren = 0
     started = time.perf_counter()
     while total < tokens:
         if number in have:
@@ -115,12 +115,12 @@ def collect(
         samples = answer(engine, requests.kind(number), requests.batch(number), (seed, number), longest, model)
         shards.write(number, samples)
         made = sum(len(sample.answer) for sample in samples)
-        total, written = total + made, written + made
+        total, fresh = total + made, fresh + made
         barren = 0 if samples else barren + 1
         if barren > len(cycle):
             raise LocalspecError(f"{engine.name} answers nothing that was asked")
         now = time.perf_counter()
-        left = max(0, tokens - total) * (now - started) / max(written, 1)
+        left = max(0, tokens - total) * (now - started) / max(fresh, 1)
         print(
             f"batch {number}, {requests.kind(number)}: {len(samples)} answers, {made} tokens, "
             f"{made / (now - before):.1f} tokens/s; {total} of {tokens}, {left / 60:.0f} min left",

@@ -108,7 +108,7 @@ class Judge:
         for depth, (said, weight) in enumerate(zip(self._drafts(head, batch, len(weights)), weights, strict=True)):
             counts = batch.counts(depth)
             rows = places[:, 1 + depth : -1][counts]
-            chosen: Tensor = _CrossEntropy.apply(said[counts], target, rows, self._rows)  # type: ignore[no-untyped-call]
+            chosen: Tensor = _CrossEntropy.apply(said[counts], target, rows, self._rows)
             total = total + chosen * (weight / max(1, len(rows)))
         return total
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from localspec.checkpoint import Checkpoint
-from localspec.errors import IncompleteModelError
+from localspec.errors import IncompatibleDrafterError, IncompleteModelError
 from localspec.models import catalogue
-from localspec.models.mtp.registry import find
+from localspec.models.mtp.registry import FAMILIES, find
 from localspec.models.mtp.source import HeadSource
 from localspec.vocabulary import fingerprint
 
@@ -18,12 +18,16 @@ from localspec.vocabulary import fingerprint
 def choose(checkpoint: Checkpoint, tokenizer: Any, choice: str | os.PathLike[str] | None) -> HeadSource | None:
     """The head for a model. choice: `auto`, `none` (or None), or the path of a file or folder with a head.
 
-    Raises IncompleteModelError where nothing at the path is a head.
+    Raises IncompleteModelError where nothing at the path is a head, or a file is damaged, and IncompatibleDrafterError
+    for a head in the model's own files that is known, by its config, not to be for such a model.
     """
     if choice is None or choice == "none":
         return None
     if choice == "auto":
-        return find(checkpoint) or shipped(checkpoint, tokenizer)
+        source = find(checkpoint)
+        if source is not None:
+            _require_target(source, checkpoint)
+        return source or shipped(checkpoint, tokenizer)
     source = find(choice)
     if source is None:
         raise IncompleteModelError(
@@ -50,6 +54,27 @@ def shipped_files() -> list[Path]:
     folder = Path(str(files("localspec.models").joinpath("heads")))
     named = [folder / entry.head for entry in catalogue().values() if entry.head is not None]
     return [file for file in named if file.is_file()]
+
+
+def _require_target(source: HeadSource, checkpoint: Checkpoint) -> None:
+    """Raise IncompatibleDrafterError where the config alone tells that the layout goes with other architectures.
+
+    A config with a text_config may be built of any layers: `load_head` looks at those.
+    """
+    from mlx_lm.utils import _get_classes
+
+    targets: tuple[str, ...] | None = getattr(FAMILIES[source.family], "TARGETS", None)
+    if targets is None or "text_config" in checkpoint.config or "model_file" in checkpoint.config:
+        return
+    try:
+        model, _ = _get_classes(config=checkpoint.config)
+    except (ValueError, KeyError, TypeError, ImportError):
+        return  # loading says more
+    kind = model.__module__.rpartition(".")[2]
+    if kind not in targets:
+        raise IncompatibleDrafterError(
+            f"the head at {source.path} goes with {' or '.join(targets)}, and the target's layers are {kind}'s"
+        )
 
 
 def _fits(source: HeadSource, checkpoint: Checkpoint, tokenizer: Any) -> bool:
