@@ -122,11 +122,11 @@ class _MlxBatch:
         self._cache = _prefill(model, prompts)
 
     def step(self, last: Sequence[int]) -> NDArray[np.float32]:
-        return np.array(self._model(mx.array(last)[:, None], cache=self._cache)[:, -1].astype(mx.float32))
+        return np.array(self._model(mx.array(list(last))[:, None], cache=self._cache)[:, -1].astype(mx.float32))
 
     def keep(self, rows: Sequence[int]) -> None:
         for layer in self._cache:
-            layer.filter(mx.array(rows))
+            layer.filter(mx.array(list(rows)))
 
 
 def _prefill(model: Any, prompts: Sequence[Sequence[int]]) -> list[Any]:

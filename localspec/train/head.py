@@ -81,7 +81,7 @@ def train(
             for group in optimizer.param_groups:
                 group["lr"] = plan.rate * plan.rate_at(step)
         loss = judge.loss(head, batch, plan.weights)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
         for optimizer in optimizers:
             optimizer.step()

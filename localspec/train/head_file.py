@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,7 +82,8 @@ def read_head(path: Path) -> tuple[HeadShape, dict[str, NDArray[np.float32]], ND
     import mlx.core as mx
 
     try:
-        arrays, metadata = mx.load(str(path), format="safetensors", return_metadata=True)
+        loaded: Any = mx.load(str(path), format="safetensors", return_metadata=True)
+        arrays, metadata = loaded
         if (metadata.get("format"), metadata.get("version")) != (FORMAT, VERSION):
             raise ValueError(f"its format is {metadata.get('format')!r}, version {metadata.get('version')!r}")
         shape = HeadShape(

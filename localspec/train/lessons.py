@@ -108,7 +108,7 @@ class Judge:
         for depth, (said, weight) in enumerate(zip(self._drafts(head, batch, len(weights)), weights, strict=True)):
             counts = batch.counts(depth)
             rows = places[:, 1 + depth : -1][counts]
-            chosen: Tensor = _CrossEntropy.apply(said[counts], target, rows, self._rows)  # type: ignore[no-untyped-call]
+            chosen: Tensor = _CrossEntropy.apply(said[counts], target, rows, self._rows)
             total = total + chosen * (weight / max(1, len(rows)))
         return total
 
@@ -132,7 +132,7 @@ class Judge:
             return head.drafts(batch.taps, self._llama.embed(batch.ids), depth)
 
 
-class _CrossEntropy(torch.autograd.Function):
+class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
     """Sum over positions of the cross-entropy between softmax(hidden @ rows.T) and a target's distribution.
 
     Logits of so many ids are costlier to hold than to compute: the gradient is made along with them, a few positions at

@@ -60,8 +60,9 @@ class States:
     def open(self, number: int, examples: Sequence[Example]) -> list[NDArray[np.uint16]]:
         """Views [tokens, taps, hidden size] of a file that `make` made of these examples, one per example."""
         states = np.load(self._path(number), mmap_mode="r")
-        cuts = np.cumsum([len(example.tokens) for example in examples])[:-1] if examples else []
-        return list(np.split(states, cuts)) if examples else []
+        if not examples:
+            return []
+        return list(np.split(states, np.cumsum([len(example.tokens) for example in examples])[:-1]))
 
     def _path(self, number: int) -> Path:
         return self.folder / f"states-{number:05}.npy"
