@@ -24,7 +24,7 @@ from localspec.train import requests as requests_module
 from localspec.train.decoding import Sampling, decode, draw
 from localspec.train.prompts import read_prompts
 from localspec.train.repetition import repeats
-from localspec.train.requests import CYCLE, OWN, SECOND_TURN, TASK, Requests, is_request
+from localspec.train.requests import CYCLE, OWN, SECOND_TURN, TASK, WRITTEN, Requests, is_request
 from localspec.train.shards import Sample, Shards
 
 GREEDY = Sampling(0.0, 1.0, ())
@@ -319,6 +319,17 @@ def test_second_turns_go_on_with_answers_that_ended() -> None:
     assert text.startswith(begin)
     follow_up = text.removeprefix(begin).removesuffix("<|im_end|>\n<|im_start|>assistant\n")
     assert follow_up in read_prompts().follow_ups
+
+
+def test_written_requests_alone() -> None:
+    engine = chat_engine()
+    requests = Requests(engine, 0, 4, lambda _: [], cycle=WRITTEN)
+    assert [requests.kind(number) for number in range(5)] == [TASK, TASK, TASK, SECOND_TURN, TASK]
+    batches = [requests.batch(number) for number in (0, 1, 2, 4)]
+    prompts = [tuple(prompt) for batch in batches for prompt in batch]
+    assert len(set(prompts)) == len(prompts) > 8
+    lengths = [len(prompt) for batch in batches[:3] for prompt in batch]
+    assert lengths == sorted(lengths)
 
 
 def test_another_recipe_needs_another_folder(tmp_path: Path) -> None:

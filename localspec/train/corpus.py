@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             longest=options.longest,
             how="torch bfloat16" if options.torch else options.dtype,
             model=model,
-            written=options.written,
+            written_only=options.written,
         )
     except (LocalspecError, OSError) as error:
         print(f"localspec: {error}", file=sys.stderr)
@@ -87,12 +87,12 @@ def collect(
     longest: int,
     how: str = "float32",
     model: BatchModel | None = None,
-    written: bool = False,
+    written_only: bool = False,
 ) -> None:
     """Fill `folder` with batches of `size` answers until they have `tokens` tokens; go on where an earlier run ended.
 
-    `model` decodes in place of the engine's own, where there is one; `how` is noted with the recipe. `written`: leave
-    out what the model makes up.
+    `model` decodes in place of the engine's own, where there is one; `how` is noted with the recipe. `written_only`:
+    leave out what the model makes up.
     Raises LocalspecError when the folder belongs to another recipe or the model makes nothing of any use.
     """
     from localspec.train.requests import CYCLE, WRITTEN, Requests
@@ -100,8 +100,8 @@ def collect(
 
     shards = Shards(folder)
     recipe = {"version": _VERSION, "model": engine.name, "dtype": how, "seed": seed, "batch": size, "longest": longest}
-    shards.begin({**recipe, "written": written, "temperature": _TEMPERATURE, "top_p": _TOP_P})
-    cycle = WRITTEN if written else CYCLE
+    shards.begin({**recipe, "written": written_only, "temperature": _TEMPERATURE, "top_p": _TOP_P})
+    cycle = WRITTEN if written_only else CYCLE
     requests = Requests(engine, seed, size, shards.read, model, cycle)
     have = set(shards.numbers())
     total = fresh = number = barren = 0
