@@ -20,7 +20,7 @@ Keys = tuple[Tensor, Tensor]
 """Keys and values [batch, key heads, tokens, size]."""
 
 
-class Head(nn.Module):  # type: ignore[misc]
+class Head(nn.Module):
     """Parameters by the names that the file has, without `mtp.`."""
 
     def __init__(self, shape: HeadShape, hidden_size: int, head_size: int, mlp_size: int) -> None:

@@ -132,7 +132,7 @@ class Judge:
             return head.drafts(batch.taps, self._llama.embed(batch.ids), depth)
 
 
-class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
+class _CrossEntropy(torch.autograd.Function):
     """Sum over positions of the cross-entropy between softmax(hidden @ rows.T) and a target's distribution.
 
     Logits of so many ids are costlier to hold than to compute: the gradient is made along with them, a few positions at
