@@ -119,7 +119,7 @@ def pair(
     except IncompatibleDrafterError as error:
         if not through_text:
             raise IncompatibleDrafterError(
-                f"{error}, or allow it to draft through text (--draft-through-text)"
+                f"{error}, or allow it to draft through text (--draft-through-text), which is slower"
             ) from None
     line = f"{chosen.name} drafts for {target.name}" + (", through text" if through_text else "")
     return Pairing(chosen, head, through_text=through_text, line=line)

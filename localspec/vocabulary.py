@@ -13,7 +13,7 @@ from localspec.errors import IncompatibleDrafterError
 
 _TAIL_SHARE = 0.02
 _TAIL_FLOOR = 1024
-_WAYS_OUT = "choose a draft of the same model family, or --draft-through-text, which is slower"
+_WAY_OUT = "choose a draft of the same model family"
 
 
 def check_same_vocabulary(target: Any, draft: Any) -> None:
@@ -30,7 +30,7 @@ def check_same_vocabulary(target: Any, draft: Any) -> None:
         if mine != other:
             raise IncompatibleDrafterError(
                 f"the draft model has another vocabulary: id {position} is {_shown(mine)} in the target and "
-                f"{_shown(other)} in the draft; {_WAYS_OUT}"
+                f"{_shown(other)} in the draft; {_WAY_OUT}"
             )
     tail = max(len(ours), len(theirs)) - min(len(ours), len(theirs))
     if tail > _tail(len(ours)):
@@ -38,7 +38,7 @@ def check_same_vocabulary(target: Any, draft: Any) -> None:
         raise IncompatibleDrafterError(
             f"the draft model has another vocabulary: {len(theirs)} tokens against the target's {len(ours)}; id "
             f"{position} is {_shown(ours.get(position))} in the target and {_shown(theirs.get(position))} in the "
-            f"draft; {_WAYS_OUT}"
+            f"draft; {_WAY_OUT}"
         )
 
     _check_ends(target, draft, ours, theirs)

@@ -46,6 +46,7 @@ WATCHED = {
         "caches/recorder.py",
         "caches/window.py",
         "decoder.py",
+        "drafters/drawing.py",
         "drafters/small_model.py",
         "generation.py",
         "judge.py",

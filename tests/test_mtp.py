@@ -301,7 +301,7 @@ def test_a_failure_while_drafting_is_put_right(engine: Engine, monkeypatch: pyte
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("localspec.drafters.mtp.distribution", fail)
+        patch.setattr("localspec.drafters.drawing.distribution", fail)
         with pytest.raises(KeyboardInterrupt):
             generation.run()
     kept = generation.ids
@@ -347,6 +347,29 @@ def test_its_draws_follow_q(head: mtp.Head) -> None:
     assert chi_square(np.append(counts[likely], counts[~likely].sum()), np.append(expected, 1 - expected.sum())) > (
         FALSE_ALARM
     )
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_it_ends_where_the_grammar_allows_no_id_of_its_own(head: mtp.Head, temperature: float) -> None:
+    """Nothing can be drawn from logits of which none is left; the head has no column for 0, 7, 14 and so on."""
+    assert head.draft_ids is not None
+    theirs = [i for i in range(64) if i not in head.draft_ids.tolist()]  # type: ignore[operator]
+    drafter = _drafter(head, PROMPT)
+
+    def allowed(drafts: Sequence[int]) -> np.ndarray:
+        """Ids of both kinds at first, and behind `ours` drafts no id of the head's."""
+        mask = np.zeros(64, dtype=bool)
+        mask[theirs] = True
+        if len(drafts) < ours:
+            mask[[8, 9]] = True
+        return mask
+
+    for ours in (0, 1, 3):
+        draw = Draw(Settings(temperature=temperature), Noise(1), 64, allowed=allowed)
+        proposal = drafter.propose(4, draw)
+        tokens = [] if proposal is None else proposal.tokens
+        assert len(tokens) == ours
+        assert set(tokens) <= {8, 9}
 
 
 # Heads that are no good.

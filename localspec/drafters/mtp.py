@@ -8,20 +8,17 @@ happens to a conversation, the entries that its tokens share with the former one
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 
+from localspec.drafters.drawing import Drawing
 from localspec.drafters.protocol import Drafter, Draw, UnreadProposal, common_prefix
 from localspec.drafters.trial import Trial
 from localspec.hidden import HiddenStates
 from localspec.models.mtp.head import Head
-from localspec.noise import Stream, round_keys
-from localspec.penalties import penalise
-from localspec.sampling import Distribution, distribution
 from localspec.tokens import Source
 from localspec.transaction import Transaction
 
@@ -86,53 +83,26 @@ class MTPDrafter(Drafter):
             raise
 
     def _propose(self, length: int, draw: Draw) -> UnreadProposal | None:
-        settings, end = draw.settings, len(self.context)
-        coupled, greedy = settings.accept == "coupled", settings.temperature == 0
-        stream = Stream.GUMBEL if coupled else Stream.DRAFT
-        keys = range(end, end + length) if coupled else round_keys(end, length)
-        columns = _Columns(self.head, draw)
+        end = len(self.context)
         outputs = self._catch_up()
-        tokens: list[mx.array] = []
-        chances: list[mx.array] = []
-        rows: list[mx.array] = []
+        logits = self.head.logits(outputs)
+        drawing = Drawing(draw, self.context, length, logits.shape[-1], self.head.draft_ids)
         for i in range(length):
-            allowed = None
-            if draw.allowed is not None:
-                allowed = draw.allowed(mx.concatenate(tokens).tolist() if tokens else [])  # type: ignore[arg-type]
-                if allowed is None or not allowed.any():
-                    break
+            if not drawing.goes_on():
+                break
             if i:
-                outputs = self.head.run(self.head.onward(outputs), tokens[-1], self._cache, end - 2 + i)
-            logits = self.head.logits(outputs)
-            if not columns.own:
-                logits = columns.spread(logits, -math.inf)
-            if settings.changes_logits:
-                fed = mx.concatenate([mx.array(self.context[-1:], mx.uint32), *tokens])
-                logits = penalise(logits, settings, self.context[:-1], fed, draw.vocabulary_size)
-            if allowed is not None:
-                logits = mx.where(mx.array(allowed[: logits.shape[-1]]), logits, -math.inf)
-            if greedy:
-                tokens.append(columns.ids(mx.argmax(logits, axis=-1)))
-                continue
-            drawn = distribution(logits, settings, draw.coins(end + i, 1), draw.xtc_exempt)
-            chosen = drawn.choose(columns.of(draw.noise.gumbel([keys[i]], draw.vocabulary_size, stream)))
-            tokens.append(columns.ids(chosen))
-            chances.append(drawn.log_probability_of(chosen))
-            if not coupled:
-                rows.append(columns.q(drawn))
+                outputs = self.head.run(self.head.onward(outputs), drawing.newest, self._cache, end - 2 + i)
+                logits = self.head.logits(outputs)
+            drawing.take(logits)
         # What the head said on its own outputs is not the context's: it goes, whatever becomes of the drafts.
         self._cut(len(self._pairs))
-        if not tokens:
+        proposal = drawing.begin(self.name)
+        if proposal is None:
             mx.eval(self._cache.arrays())
             return None
-        ids = mx.concatenate(tokens)
-        chance = mx.exp(mx.concatenate(chances)) if chances else None
-        q = mx.concatenate(rows) if rows else None
-        # Begun, not waited for: the device drafts while the target's pass is being built.
-        mx.async_eval([array for array in (ids, chance, q) if array is not None])  # type: ignore[no-untyped-call]
-        self._proposed = UnreadProposal(ids, self.name, q, chance)
-        self._counts = not settings.logits_processors and draw.allowed is None
-        return self._proposed
+        self._proposed = proposal
+        self._counts = not draw.settings.logits_processors and draw.allowed is None
+        return proposal
 
     def commit(self, tokens: Sequence[int]) -> None:
         if self._proposed is not None and self._counts:
@@ -189,39 +159,3 @@ class MTPDrafter(Drafter):
         self._pairs: list[int] = []
         """The pair of each entry of the cache, ascending."""
         self._proposed = None
-
-
-class _Columns:
-    """Between the columns of a head's logits and the target's ids."""
-
-    def __init__(self, head: Head, draw: Draw) -> None:
-        settings = draw.settings
-        self._ids = head.draft_ids
-        self._size = draw.vocabulary_size
-        by_id = settings.xtc_probability > 0 or draw.allowed is not None or settings.changes_logits
-        self.own = self._ids is not None and not by_id
-        """Whether all is done in the head's own columns: nothing that the settings ask for goes by ids."""
-
-    def spread(self, rows: mx.array, fill: float) -> mx.array:
-        """[rows, columns] to [rows, the target's vocabulary], `fill` where there is no column."""
-        if self._ids is None:
-            missing = self._size - rows.shape[-1]
-            if missing > 0:
-                return mx.pad(rows, [(0, 0), (0, missing)], constant_values=mx.array(fill, rows.dtype))
-            return rows[:, : self._size]
-        full = mx.full((rows.shape[0], self._size), fill, rows.dtype)
-        full[:, self._ids] = rows
-        return full
-
-    def of(self, noise: mx.array) -> mx.array:
-        """Of [1, the target's vocabulary] what belongs to the columns in use."""
-        return noise[:, self._ids] if self.own and self._ids is not None else noise
-
-    def ids(self, chosen: mx.array) -> mx.array:
-        """The target's ids, uint32 [rows], of chosen columns."""
-        return self._ids[chosen].astype(mx.uint32) if self.own and self._ids is not None else chosen
-
-    def q(self, drawn: Distribution) -> mx.array:
-        """What was drawn from, float32 [rows, the target's vocabulary]."""
-        q = drawn.probabilities()
-        return self.spread(q, 0.0) if self.own else q

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 
+from localspec.drafters.drawing import Drawing
 from localspec.drafters.protocol import Drafter, Draw, UnreadProposal, common_prefix
-from localspec.noise import Stream, round_keys
-from localspec.penalties import penalise
-from localspec.sampling import Distribution, distribution
 from localspec.target import Target
 from localspec.tokens import Source
 from localspec.transaction import Transaction
@@ -84,48 +81,17 @@ class ModelDrafter(Drafter):
             raise
 
     def _propose(self, length: int, draw: Draw) -> UnreadProposal | None:
-        settings, end = draw.settings, len(self.context)
-        coupled, greedy = settings.accept == "coupled", settings.temperature == 0
-        stream = Stream.GUMBEL if coupled else Stream.DRAFT
-        keys = range(end, end + length) if coupled else round_keys(end, length)
-        vocabulary = min(self._target.vocabulary_size, draw.vocabulary_size)
         self._make_room(length)
         y = mx.array(self._catch_up(), mx.uint32)
-        tokens: list[mx.array] = []
-        drawn: list[Distribution] = []
-        for i in range(length):
-            allowed = None
-            if draw.allowed is not None:
-                allowed = draw.allowed(mx.concatenate(tokens).tolist() if tokens else [])  # type: ignore[arg-type]
-                if allowed is None or not allowed[:vocabulary].any():
-                    break
-            logits = self._transaction.forward(y)
-            if logits.shape != (1, vocabulary):
-                logits = logits[-1:, :vocabulary]
-            if settings.changes_logits:
-                fed = mx.concatenate([mx.array(self.context[-1:], mx.uint32), *tokens])
-                logits = penalise(logits, settings, self.context[:-1], fed, draw.vocabulary_size)
-            if allowed is not None:
-                logits = mx.where(mx.array(allowed[:vocabulary]), logits, -math.inf)
-            if greedy:
-                y = mx.argmax(logits, axis=-1)
-            else:
-                drawn.append(distribution(logits, settings, draw.coins(end + i, 1), draw.xtc_exempt))
-                y = drawn[-1].choose(draw.noise.gumbel([keys[i]], draw.vocabulary_size, stream)[:, :vocabulary])
-            tokens.append(y)
-        if not tokens:
-            return None
-        ids = mx.concatenate(tokens)
-        chances = q = None
-        if not greedy:
-            rows = _together(drawn)
-            chances = mx.exp(rows.log_probability_of(ids))
-            if not coupled:
-                q = mx.pad(rows.probabilities(), [(0, 0), (0, draw.vocabulary_size - vocabulary)])
-        # Begun, not waited for: the device drafts while the target's pass is being built.
-        mx.async_eval([array for array in (ids, chances, q) if array is not None])  # type: ignore[no-untyped-call]
-        self._proposed = UnreadProposal(ids, self.name, q, chances)
-        return self._proposed
+        drawing = Drawing(draw, self.context, length, self._target.vocabulary_size)
+        for _ in range(length):
+            if not drawing.goes_on():
+                break
+            y = drawing.take(self._transaction.forward(y))
+        proposal = drawing.begin(self.name)
+        if proposal is not None:
+            self._proposed = proposal
+        return proposal
 
     def commit(self, tokens: Sequence[int]) -> None:
         # The caches hold the old context and all drafts but the last, where they were proposed from it.
@@ -207,13 +173,3 @@ class ModelDrafter(Drafter):
 
 def _half(window: int) -> int:
     return max(window // 2, 1)
-
-
-def _together(rows: Sequence[Distribution]) -> Distribution:
-    """Distributions of one row each as one of all their rows."""
-    return Distribution(
-        mx.concatenate([row.logprobs for row in rows]),
-        mx.concatenate([row.scores for row in rows]),
-        mx.concatenate([row.normalizer for row in rows]),
-        rows[0].greedy,
-    )
