@@ -507,7 +507,7 @@ def test_the_chat_on_a_terminal_learns_unless_it_is_private(
 
 
 def test_other_commands_do_not_learn(scripted: Scripted) -> None:
-    progress.loading("some-model", draft=None, dtype="auto", kernels="auto")
+    progress.loading("some-model", draft="auto", mtp="auto", dtype="auto", kernels="auto")
     assert scripted.loads[0][1]["learn"] is False
 
 
