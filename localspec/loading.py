@@ -106,8 +106,7 @@ def load(
         draft_model = load_weights(pairing.draft.checkpoint, pairing.draft.dtype)
         draft_window = context_length(pairing.draft.checkpoint.config)
         if pairing.through_text:
-            draft_tokenizer = load_tokenizer(pairing.draft.checkpoint)
-            chosen.append(TextDrafter(draft_model, draft_tokenizer, tokenizer, context_length=draft_window))
+            chosen.append(TextDrafter(draft_model, pairing.tokenizer, tokenizer, context_length=draft_window))
         else:
             chosen.append(ModelDrafter(draft_model, context_length=draft_window))
     if pairing.layers is not None:
