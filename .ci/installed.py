@@ -17,6 +17,10 @@ if package == checkout / "localspec":
 read = [catalogue(), read_workloads(), read_prompts()]
 if not (all(read) and files("localspec.tui").joinpath(str(ChatApp.CSS_PATH)).is_file()):
     sys.exit("data files are missing from the installed package")
+heads = files("localspec.models").joinpath("heads")
+named = [entry.head for entry in catalogue().values() if entry.head is not None]
+if absent := [head for head in named if not heads.joinpath(head).is_file()]:
+    sys.exit(f"not in the installed package: {', '.join(absent)}")
 missing = [
     str(source.relative_to(checkout))
     for folder, home in (("localspec", "."), ("models", "models"), ("tui", "tui"))

@@ -106,8 +106,7 @@ def load(
         draft_model = load_weights(pairing.draft.checkpoint, pairing.draft.dtype)
         draft_window = context_length(pairing.draft.checkpoint.config)
         if pairing.through_text:
-            draft_tokenizer = load_tokenizer(pairing.draft.checkpoint)
-            chosen.append(TextDrafter(draft_model, draft_tokenizer, tokenizer, context_length=draft_window))
+            chosen.append(TextDrafter(draft_model, pairing.tokenizer, tokenizer, context_length=draft_window))
         else:
             chosen.append(ModelDrafter(draft_model, context_length=draft_window))
     if pairing.layers is not None:
@@ -144,6 +143,8 @@ def load_tokenizer(checkpoint: Checkpoint) -> Any:
 def load_weights(checkpoint: Checkpoint, dtype: str) -> Any:
     """The model with its weights in `dtype` (one of DTYPES), evaluated, so that no array waits for this thread."""
     import mlx.core as mx
+
+    from localspec.casting import as_float
 
     with _only_its_files(checkpoint) as folder:
         model = _open(checkpoint, folder)
@@ -223,34 +224,6 @@ def _without_heads(config: dict[str, Any]) -> tuple[Any, Any]:
         return model
 
     return build, arguments
-
-
-def as_float(model: Any, dtype: Any) -> Any:
-    """Quantised layers to plain ones and all floats to `dtype`, rounding once (the scales go through float32)."""
-    import mlx.core as mx
-    import mlx.nn as nn
-    from mlx_lm.utils import dequantize_model
-
-    for _, module in model.named_modules():
-        if "scales" in module and "weight" in module and isinstance(module, nn.Module):
-            module.set_dtype(mx.float32)
-    model = dequantize_model(model)
-    cast(model, dtype)
-    return model
-
-
-def cast(model: Any, dtype: Any) -> None:
-    """All floats of a model to `dtype`, but for those that its architecture wants left alone."""
-    import mlx.core as mx
-    from mlx.utils import tree_map_with_path
-
-    # mlx-lm's converter asks the same question.
-    may_cast = getattr(model, "cast_predicate", lambda _: True)
-
-    def one(path: str, array: Any) -> Any:
-        return array.astype(dtype) if mx.issubdtype(array.dtype, mx.floating) and may_cast(path) else array
-
-    model.update(tree_map_with_path(one, model.parameters()))
 
 
 @contextmanager

@@ -52,6 +52,8 @@ class Pairing:
     """How many of the target's own layers draft for it, 0 for the drafter's default share; None for none."""
     through_text: bool = False
     """Whether `draft` has another vocabulary, and drafts through text."""
+    tokenizer: Any = None
+    """The draft's, where it drafts through text."""
     line: str | None = None
     """What was chosen, for people, in one line; None where there was nothing to choose."""
 
@@ -113,8 +115,9 @@ def pair(
             "none"
         )
     require_memory(target, chosen, 0 if head is None else head.bytes)
+    theirs = tokenizer_of(chosen.checkpoint)
     try:
-        check_same_vocabulary(tokenizer, tokenizer_of(chosen.checkpoint))
+        check_same_vocabulary(tokenizer, theirs)
         through_text = False
     except IncompatibleDrafterError as error:
         if not through_text:
@@ -122,7 +125,7 @@ def pair(
                 f"{error}, or allow it to draft through text (--draft-through-text), which is slower"
             ) from None
     line = f"{chosen.name} drafts for {target.name}" + (", through text" if through_text else "")
-    return Pairing(chosen, head, through_text=through_text, line=line)
+    return Pairing(chosen, head, through_text=through_text, tokenizer=theirs if through_text else None, line=line)
 
 
 def leave_out(error: Exception, notify: Callable[[str], None] | None) -> None:

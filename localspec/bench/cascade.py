@@ -46,7 +46,8 @@ def ways_of(engine: Engine) -> dict[str, list[Drafter | str]]:
     ways.update({drafter.name: [drafter] for drafter in weighted})
     ways[CASCADE] = ["ngram", *weighted]
     with suppress(IncompatibleDrafterError):  # a model that cannot be cut has no such way
-        ways["skip"] = [LayerSkipDrafter(engine.model)]
+        if LayerSkipDrafter.name not in ways:  # --draft layers:N is that way
+            ways[LayerSkipDrafter.name] = [LayerSkipDrafter(engine.model)]
     return ways
 
 

@@ -199,7 +199,7 @@ def _range(spread: Spread | None) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table, then one line of JSON. Exit status 1 when ids differ or nothing could be compared."""
-    parser = argparse.ArgumentParser(prog="python -m localspec.bench.draft_loop", description=compare.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m localspec.bench.draft_loop", description=__doc__)
     parser.add_argument("model", nargs="?", default="smollm2", help="a catalogue name, a directory or a hub id")
     parser.add_argument("--tiny", action="store_true", help="the tiny models only")
     parser.add_argument("--repeats", type=int, default=7, help="pairs of each case")

@@ -177,12 +177,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m localspec.bench.layer_skip", description=__doc__)
     parser.add_argument("model", nargs="?", default="smollm2", help="a catalogue name, a directory or a hub id")
     parser.add_argument("--workload", nargs="+", default=["open-chat"], metavar="NAME", help="kinds or prompts")
-    parser.add_argument("--layers", nargs="+", type=int, metavar="N", help="how many layers run (a third, half, ...)")
+    parser.add_argument(
+        "--layers", nargs="+", type=int, metavar="N", help="how many layers run (a third, half, ..., the default share)"
+    )
     parser.add_argument("--draft-length", type=int, default=4, choices=range(1, MAX_DRAFT_LENGTH + 1), metavar="N")
     parser.add_argument("--tokens", type=int, default=64, help="most tokens per answer (64)")
     parser.add_argument("--stride", type=int, default=4, help="tokens from one proposal to the next (4)")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16", "quantized"), default=None)
+    parser.add_argument("--blas", choices=("auto", "off"), default="auto")
     options = parser.parse_args(arguments)
     try:
         if min(options.tokens, options.stride) < 1:
@@ -191,12 +194,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if arguments is None:  # started as a program: it may start itself over with a faster BLAS
             from localspec.blas import preload
 
-            preload(sys.orig_argv, "auto")
+            preload(sys.orig_argv, options.blas)
         import localspec
+        from localspec.drafters.layer_skip import SHARE
 
         engine = localspec.load(options.model, dtype=options.dtype, drafters=[])
         of = len(engine.model.layers)
-        chosen = choices(of, options.layers or sorted({of // 3, of // 2, 2 * of // 3, 4 * of // 5}))
+        chosen = choices(of, options.layers or sorted({of // 3, of // 2, 2 * of // 3, 4 * of // 5, round(SHARE * of)}))
         prompts = [encode(engine, prompt) for workload in workloads for prompt in workload.prompts]
         passes = measure(
             engine,

@@ -103,7 +103,8 @@ def drafter_options(command: Command) -> Command:
             "--mtp",
             metavar="auto|none|PATH",
             default="auto",
-            help="A file or folder with an MTP head that drafts; auto takes the one that comes with the model.",
+            help="A file or folder with an MTP head that drafts; auto, with --draft auto, takes the one that comes "
+            "with the model, or with localspec.  [default: auto]",
         ),
         click.option(
             "--draft-through-text", is_flag=True, help="Allow a --draft with another vocabulary, which is slower."

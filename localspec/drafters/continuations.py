@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from localspec.drafters.alignment import LONG, Alignment, again, new_rate, odds
 from localspec.drafters.automaton import ROOT, UNDOABLE, SuffixAutomaton
 from localspec.drafters.evidence import DOUBT, UNSEEN, WEIGHTS, Features
+from localspec.ngrams.answers import DEEPEST, END
 from localspec.tokens import Level
 
 if TYPE_CHECKING:
@@ -30,11 +31,6 @@ _SUFFIXES = 2
 """Suffixes that are asked for what followed them, the longest first; only those that differ in their places count."""
 _RECENT = 6
 """Tokens that the counts of stores look at."""
-_DEEPEST = 32
-"""A place in an earlier answer that was right about so many tokens in a row is not compared with others: those are
-sorted by no more (`ngrams.answers.DEEPEST`)."""
-_END = 0xFFFF_FFFF
-"""What stands behind an answer: `ngrams.answers.END`."""
 _MOST = 128
 """Longer matches, and more places, count as so many."""
 _LOG = [0.0, *(log(n) for n in range(1, _MOST + 1))]
@@ -100,8 +96,9 @@ class Continuations:
         if answers is None:
             return place
         if place.place >= 0:
-            place = Alignment() if answers.ids[place.place] == _END else place.after(answers.ids, token)
-        return place if place.run >= _DEEPEST else place.moved(*answers.longest(self.text))
+            place = Alignment() if answers.ids[place.place] == END else place.after(answers.ids, token)
+        # Answers are sorted by no more tokens: a place that was right about so many is not compared with others.
+        return place if place.run >= DEEPEST else place.moved(*answers.longest(self.text))
 
     def _kept(self) -> tuple[Level, Answers | None]:
         """The answers of the first level that keeps any."""
@@ -182,7 +179,7 @@ class Continuations:
                 tokens.append(stored[-1].token)
             if again_place >= 0 and self._answers is not None:
                 found = self._answers.ids[again_place]
-                if found != _END:
+                if found != END:
                     again_expected, again_sure = found, odds(again_rate)
                     if found not in tokens:
                         tokens.append(found)

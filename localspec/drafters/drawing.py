@@ -26,9 +26,7 @@ class Drawing:
     bias, penalties and XTC are the settings'; what a grammar forbids, or the columns lack, is never drawn.
     """
 
-    def __init__(
-        self, draw: Draw, context: list[int], length: int, columns: int, ids: mx.array | None = None
-    ) -> None:
+    def __init__(self, draw: Draw, context: list[int], length: int, columns: int, ids: mx.array | None = None) -> None:
         """context: its tokens, at least one. length: the most that will be drawn. columns: of the logits. ids: the
         target's id of each column, integer [columns]; None where they are the target's first ones."""
         self._draw, self._context, self._ids = draw, context, ids

@@ -15,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 
 from localspec.drafters.drawing import Drawing
-from localspec.drafters.protocol import Drafter, Draw, UnreadProposal, common_prefix
+from localspec.drafters.protocol import NO_BOUND, Drafter, Draw, UnreadProposal, common_prefix
 from localspec.drafters.trial import Trial
 from localspec.hidden import HiddenStates
 from localspec.models.mtp.head import Head
@@ -70,7 +70,7 @@ class MTPDrafter(Drafter):
         newest = len(self.context) - 2
         if self.trial.failed or self._transaction is None or newest < 0:
             return 0
-        return 2**31 if self._hidden().spans(newest, newest + 1) else 0
+        return NO_BOUND if self._hidden().spans(newest, newest + 1) else 0
 
     def propose(self, length: int, draw: Draw) -> UnreadProposal | None:
         if not self.longest():

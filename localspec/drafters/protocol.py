@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from localspec.transaction import Transaction
 
 
+NO_BOUND = 2**31
+"""What `Drafter.longest` says where nothing but the round limits a proposal."""
+
+
 @dataclass(frozen=True, slots=True)
 class Proposal:
     """Draft tokens, and the distribution that each was really drawn from."""
@@ -165,7 +169,7 @@ class Drafter(ABC):
 
     def longest(self) -> int:
         """Most tokens it could propose now; 0 when it cannot take part."""
-        return 2**31
+        return NO_BOUND
 
     @abstractmethod
     def commit(self, tokens: Sequence[int]) -> None:

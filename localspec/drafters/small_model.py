@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 
 from localspec.drafters.drawing import Drawing
-from localspec.drafters.protocol import Drafter, Draw, UnreadProposal, common_prefix
+from localspec.drafters.protocol import NO_BOUND, Drafter, Draw, UnreadProposal, common_prefix
 from localspec.target import Target
 from localspec.tokens import Source
 from localspec.transaction import Transaction
@@ -66,7 +66,7 @@ class ModelDrafter(Drafter):
     def longest(self) -> int:
         """As many tokens as its window has room for behind the latest ones of the context."""
         if not self.context or self._window is None:
-            return 2**31 if self.context else 0
+            return NO_BOUND if self.context else 0
         return self._window - min(len(self.context), _half(self._window)) + 1
 
     def propose(self, length: int, draw: Draw) -> UnreadProposal | None:

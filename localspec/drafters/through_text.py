@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from localspec.drafters.protocol import Drafter, Draw, Proposal, common_prefix
+from localspec.drafters.protocol import NO_BOUND, Drafter, Draw, Proposal, common_prefix
 from localspec.drafters.small_model import ModelDrafter
 from localspec.drafters.spelling import MARK, TAIL, Spelling
 from localspec.drafters.translation import Translation
@@ -61,7 +61,7 @@ class TextDrafter(Drafter):
             raise IncompatibleDrafterError("this drafter was given another tokenizer than the target's: pass that one")
 
     def longest(self) -> int:
-        return 2**31 if self.context else 0
+        return NO_BOUND if self.context else 0
 
     def commit(self, tokens: Sequence[int]) -> None:
         self.context.extend(tokens)  # translated when a proposal is asked for

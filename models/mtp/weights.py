@@ -8,6 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
+from localspec.casting import as_float, cast
 from localspec.errors import IncompatibleDrafterError, IncompleteModelError
 from localspec.hidden import Tap
 from localspec.models.mtp.head import Head, Weights
@@ -133,8 +134,6 @@ def _require_trained(name: str, array: mx.array, source: HeadSource) -> None:
 
 
 def _cast(head: Head, dtype: mx.Dtype, *, keep_quantized: bool) -> None:
-    from localspec.loading import as_float, cast
-
     if keep_quantized:
         cast(head, dtype)
     else:
