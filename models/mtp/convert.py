@@ -14,9 +14,10 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
+from localspec.casting import cast
 from localspec.checkpoint import Checkpoint
 from localspec.errors import LocalspecError
-from localspec.loading import cast, open_model
+from localspec.loading import open_model
 from localspec.models.mtp import own
 from localspec.models.mtp.head import Head
 from localspec.models.mtp.registry import BESIDE, CONVERTED, PREFIX, VERSION
