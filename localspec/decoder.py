@@ -78,7 +78,8 @@ class Decoder:
         self._matcher = matcher
         self._judge = Judge(self._draw, kernels, matcher)
         forced = [] if matcher is None else [ForcedDrafter(matcher)]
-        self._drafters = [*forced, *session.drafters] if speculating else []
+        willing = [drafter for drafter in session.drafters if drafter.takes_part(settings)] if speculating else []
+        self._drafters = [*forced, *willing] if speculating else []
         self.emitted = 0
         """Tokens kept so far; those whose text is still held back are not yielded yet."""
         self._yielded = 0

@@ -116,10 +116,21 @@ def test_the_assistant_of_gemma_4_takes_its_config_along(tmp_path: Path) -> None
 
 
 def test_a_head_of_our_own_is_copied(tmp_path: Path) -> None:
-    write_own(tmp_path / "own.safetensors", target())
+    fits = lambda _, metadata: metadata.pop("vocabulary")  # noqa: E731
+    write_own(tmp_path / "own.safetensors", families.build("mimo", 1), draft_ids=range(1, 60), change=fits)
     converted = write(tmp_path / "converted", "mimo", {})
     assert run("models", "add-head", str(tmp_path / "own.safetensors"), str(converted)).exit_code == 0
     assert (converted / "mtp.safetensors").read_bytes() == (tmp_path / "own.safetensors").read_bytes()
+
+
+def test_a_head_of_our_own_for_another_model_is_refused(tmp_path: Path) -> None:
+    converted = write(tmp_path / "converted", "mimo", {})
+    (converted / "mtp.safetensors").write_bytes(b"the one that fits")
+    write_own(tmp_path / "own.safetensors", target())
+    refused = run("models", "add-head", str(tmp_path / "own.safetensors"), str(converted))
+    assert refused.exit_code == 1
+    assert "another vocabulary" in refused.stderr
+    assert (converted / "mtp.safetensors").read_bytes() == b"the one that fits"
 
 
 def test_what_was_there_stays_when_writing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
 import warnings
 from collections.abc import Sequence
@@ -372,7 +374,49 @@ def test_it_ends_where_the_grammar_allows_no_id_of_its_own(head: mtp.Head, tempe
         assert set(tokens) <= {8, 9}
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_it_ends_where_nothing_allowed_has_a_logit(head: mtp.Head, temperature: float, monkeypatch: Any) -> None:
+    """What is drawn there is no token, and the grammar must not be asked about it."""
+    drafter, logits = _drafter(head, PROMPT), type(head).logits
+    passes = itertools.count()
+
+    def lost(head: mtp.Head, outputs: mx.array) -> mx.array:
+        found = logits(head, outputs)
+        return mx.full(found.shape, -math.inf) if next(passes) == 2 else found
+
+    monkeypatch.setattr(type(head), "logits", lost)
+    mask = np.zeros(64, dtype=bool)
+    mask[[8, 9]] = True
+
+    def allowed(drafts: Sequence[int]) -> np.ndarray:
+        assert all(mask[draft] for draft in drafts)
+        return mask
+
+    proposal = drafter.propose(6, Draw(Settings(temperature=temperature), Noise(1), 64, allowed=allowed))
+    assert proposal is not None
+    assert len(proposal.tokens) == 3
+    assert set(proposal.tokens[:2]) <= {8, 9}
+
+
 # Heads that are no good.
+
+
+@pytest.mark.parametrize("accept", ["rejection", "block"])
+def test_a_seed_means_the_same_before_and_after_a_head_is_switched_off(accept: str, tmp_path: Path) -> None:
+    def other(weights: dict[str, mx.array], _: dict[str, str]) -> None:
+        weights["mtp.fc.weight"] = mx.random.normal((32, 64), key=mx.random.key(3))
+
+    write_own(tmp_path / "head.safetensors", target(), change=other)
+    head = _load(tmp_path / "head.safetensors", target())
+    engine = Engine(target(), drafters=[MTPDrafter(head, trial=Trial("mtp", lambda line: None))])
+    sampled = {"max_tokens": 12, "temperature": 0.8, "seed": 7, "accept": accept}
+    before = engine.generate(PROMPT, **sampled)
+    engine.generate(PROMPT, max_tokens=120, draft_length=3)
+    assert engine.drafters[0].trial.failed  # type: ignore[attr-defined]
+    after = engine.generate(PROMPT, **sampled)
+    assert after.ids == before.ids
+    assert after.stats.drafted == before.stats.drafted > 0
+    assert engine.generate(PROMPT, max_tokens=12).stats.drafted == 0
 
 
 def test_a_head_that_drafts_nonsense_is_switched_off_and_said_so_once(tmp_path: Path) -> None:
@@ -437,8 +481,16 @@ WRONG: dict[str, tuple[Any, str]] = {
     "no taps": (_metadata(taps=""), "missing or wrong"),
     "version": (_metadata(version="2"), "version 1 of its head format, not '2'"),
     "heads": (_metadata(heads="5"), "do not make 5 heads"),
-    "ids that descend": (_put("mtp.draft_ids", mx.array([3, 2], mx.int32)), "draft_ids must ascend"),
+    "ids that descend": (_put("mtp.draft_ids", mx.array([3, 2], mx.int32)), "draft_ids must be integers that ascend"),
     "ids beyond the target": (_put("mtp.draft_ids", mx.array([3, 64], mx.int32)), "below the target's 64"),
+    "ids that are no integers": (_put("mtp.draft_ids", mx.array([0.0, float("nan")])), "must be integers"),
+    "ids that are truths": (_put("mtp.draft_ids", mx.array([False, True])), "must be integers"),
+    "a matrix without sides": (_put("mtp.layers.0.self_attn.q_proj.weight", mx.array(1.0)), "cannot be read|wrong"),
+    "complex": (_put("mtp.norm.weight", mx.ones((32,), mx.complex64)), "holds no weights"),
+    "integers": (_put("mtp.norm.weight", mx.ones((32,), mx.int32)), "holds no weights"),
+    "a scale without columns": (_put("mtp.fc.scales", mx.zeros((32, 0))), "cannot be read as an MTP head"),
+    "eps": (_metadata(rms_eps="-1"), "must be positive numbers"),
+    "theta": (_metadata(rope_theta="nan"), "must be positive numbers"),
 }
 
 

@@ -8,10 +8,12 @@ import json
 import random
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import cachekinds
 import pytest
 from checkpoints import byte_tokens, save_model
 from hypothesis import given
@@ -418,6 +420,24 @@ def test_right_drafts_are_accepted_and_shown_as_such(accept: str) -> None:
     assert generation.stats.by_source["text"] > len(answer) / 3
     assert generation.stats.acceptance_rate is not None
     assert generation.stats.acceptance_rate > 0.8
+
+
+@pytest.mark.parametrize("kind", ["plain", "mamba", "recurrence and windows"])
+def test_the_next_turn_may_come_from_another_thread(kind: str) -> None:
+    """What a draft left to the device belongs to the thread that began it."""
+    words = tiny_tokenizer()
+    drafter = TextDrafter(cachekinds.model(kind), cachekinds.letters(), words)
+    engine = Engine(tiny_llama(vocabulary=len(words), scale=1.0), words, drafters=[drafter])
+    prompt = words.encode("the quick brown fox jumps over", add_special_tokens=False)
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+        for tokens in (8, 9, 10):
+            session = engine.new_session()
+            settings = Settings.from_keywords(max_tokens=tokens, draft_length=3, temperature=0.9, seed=tokens)
+            ids = one.submit(lambda: engine.generation(session, prompt, settings).run().ids).result()  # noqa: B023
+            longer = [*prompt, *ids, *prompt[:3]]
+            turn = other.submit(lambda: engine.generation(session, longer, settings).run().ids).result()  # noqa: B023
+            cold = engine.generate(longer, max_tokens=tokens, temperature=0.9, seed=tokens, speculate=False)
+            assert turn == cold.ids
 
 
 class TestRefusals:

@@ -50,6 +50,8 @@ class Drawing:
         if self._draw.allowed is None:
             return True
         tokens: list[int] = mx.concatenate(self._tokens).tolist() if self._tokens else []  # type: ignore[assignment]
+        if tokens and self._mask is not None and not self._mask[tokens[-1]]:
+            return False  # no logit of what was allowed was a number: the token is none, and is cut off
         allowed = self._draw.allowed(tokens)
         if allowed is None:
             return False

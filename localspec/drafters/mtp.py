@@ -19,6 +19,7 @@ from localspec.drafters.protocol import NO_BOUND, Drafter, Draw, UnreadProposal,
 from localspec.drafters.trial import Trial
 from localspec.hidden import HiddenStates
 from localspec.models.mtp.head import Head
+from localspec.settings import Settings
 from localspec.tokens import Source
 from localspec.transaction import Transaction
 
@@ -43,6 +44,7 @@ class MTPDrafter(Drafter):
         self.head = head
         self.taps = head.taps
         self.trial = Trial(self.name) if trial is None else trial
+        self._heeds_trial = True
         self._transaction: Transaction | None = None
         self._proposed: UnreadProposal | None = None
         self._counts = False
@@ -65,10 +67,19 @@ class MTPDrafter(Drafter):
     def watch(self, transaction: Transaction) -> None:
         self._transaction = transaction
 
+    def takes_part(self, settings: Settings) -> bool:
+        """False for good once it proved to be useless; but not where ids depend on drafts: there a seed must mean the
+        same before and after that."""
+        self._heeds_trial = settings.accept == "coupled"
+        return not self._switched_off()
+
+    def _switched_off(self) -> bool:
+        return self._heeds_trial and self.trial.failed
+
     def longest(self) -> int:
-        """0 while the hidden state that it would draft from is not known, and for good once it proved to be useless."""
+        """0 while the hidden state that it would draft from is not known, and where it is switched off."""
         newest = len(self.context) - 2
-        if self.trial.failed or self._transaction is None or newest < 0:
+        if self._switched_off() or self._transaction is None or newest < 0:
             return 0
         return NO_BOUND if self._hidden().spans(newest, newest + 1) else 0
 

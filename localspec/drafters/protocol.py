@@ -167,6 +167,10 @@ class Drafter(ABC):
     def propose(self, length: int, draw: Draw) -> Offer | None:
         """At most `length` tokens to follow the context; None when there is no good guess. `length` is at least 1."""
 
+    def takes_part(self, settings: Settings) -> bool:
+        """Asked as a generation of these settings begins: whether it may propose in it."""
+        return True
+
     def longest(self) -> int:
         """Most tokens it could propose now; 0 when it cannot take part."""
         return NO_BOUND

@@ -105,6 +105,10 @@ class TextDrafter(Drafter):
         start = next((i + 1 for i in reversed(range(len(recent))) if recent[i] in self._source.specials), 0)
         return recent[start:]
 
+    def settle(self) -> None:
+        self._read_on()  # else what is out would be thrown away with the caches it is in
+        self._inner.settle()
+
     def _read_on(self) -> None:
         """Translate what was committed since the last time, and let the draft model know."""
         new = self.context[self._read :]

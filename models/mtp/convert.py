@@ -17,7 +17,7 @@ from mlx.utils import tree_flatten
 from localspec.casting import cast
 from localspec.checkpoint import Checkpoint
 from localspec.errors import LocalspecError
-from localspec.loading import open_model
+from localspec.loading import load_tokenizer, open_model
 from localspec.models.mtp import own
 from localspec.models.mtp.head import Head
 from localspec.models.mtp.registry import BESIDE, CONVERTED, PREFIX, VERSION
@@ -34,12 +34,12 @@ def add_head(source: HeadSource, target: Checkpoint) -> Path:
     LocalspecError where the file cannot be written.
     """
     place = target.path / BESIDE
+    model = open_model(target)
+    head = build_head(source, trunk_of(model), load_tokenizer(target))
     if source.family == own.NAME:
         with _replacing(place) as file:  # one file that says all about itself, in whatever format
             file.write_bytes(source.files[0].read_bytes())
         return place
-    model = open_model(target)
-    head = build_head(source, trunk_of(model))
     _as_the_target(head, model, target.config)
     metadata = {"format": CONVERTED, "version": VERSION, "family": source.family}
     if source.config.get("text_config") is not None:

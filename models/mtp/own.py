@@ -17,6 +17,7 @@ The rows of the target's output matrix for those ids are the head's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
@@ -115,11 +116,16 @@ def build(trunk: Trunk, weights: Weights, source: HeadSource) -> tuple[Head, Wei
         raise IncompleteModelError(f"{source.path} is not a whole head: {error} is missing or wrong") from None
     if min(heads, kv_heads) < 1 or rows % heads or heads % kv_heads:
         raise IncompleteModelError(f"{source.path}: {rows} query rows do not make {heads} heads over {kv_heads}")
-    ids: list[int] = draft_ids.tolist() if draft_ids.ndim == 1 else []  # type: ignore[assignment]
+    if not (math.isfinite(rope_theta) and rope_theta > 0 and math.isfinite(eps) and eps > 0):
+        raise IncompleteModelError(f"{source.path}: rope_theta and rms_eps must be positive numbers")
+    whole = draft_ids.ndim == 1 and mx.issubdtype(draft_ids.dtype, mx.integer)
+    ids: list[int] = draft_ids.tolist() if whole else []  # type: ignore[assignment]
     size = int(trunk.logits(mx.zeros((1, trunk.hidden_size), trunk.dtype)).shape[-1])
     size = min(size, getattr(trunk.args, "vocab_size", size))
     if not ids or any(a >= b for a, b in pairwise(ids)) or ids[0] < 0 or ids[-1] >= size:
-        raise IncompleteModelError(f"{source.path}: draft_ids must ascend, from 0 to below the target's {size} ids")
+        raise IncompleteModelError(
+            f"{source.path}: draft_ids must be integers that ascend, from 0 to below the target's {size} ids"
+        )
     head = OwnHead(
         trunk,
         taps=taps,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
@@ -9,7 +11,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from localspec.casting import as_float, cast
-from localspec.errors import IncompatibleDrafterError, IncompleteModelError
+from localspec.errors import IncompatibleDrafterError, IncompleteModelError, LocalspecError
 from localspec.hidden import Tap
 from localspec.models.mtp.head import Head, Weights
 from localspec.models.mtp.registry import FAMILIES
@@ -37,18 +39,32 @@ def load_head(source: HeadSource, model: Any, tokenizer: Any = None, *, hidden: 
             raise IncompatibleDrafterError(f"the head at {source.path} reads several hidden states, not one to choose")
         head.taps = (hidden,)
     quantized = any("scales" in module for module in _modules(trunk.layers))
-    _cast(head, trunk.dtype, keep_quantized=quantized)
-    evaluate(head)
+    with _faults_of(source):
+        _cast(head, trunk.dtype, keep_quantized=quantized)
+        evaluate(head)
     return head
 
 
 def build_head(source: HeadSource, trunk: Trunk, tokenizer: Any = None) -> Head:
     """The head with its weights as they are stored, lazy. Raises as `load_head` does."""
-    found: tuple[Head, Weights] = FAMILIES[source.family].build(trunk, _read(source), source)
-    head, weights = found
-    _require_fit(head, source, tokenizer)
-    _fill(head, weights, source)
+    with _faults_of(source):
+        found: tuple[Head, Weights] = FAMILIES[source.family].build(trunk, _read(source), source)
+        head, weights = found
+        _require_fit(head, source, tokenizer)
+        _fill(head, weights, source)
     return head
+
+
+@contextmanager
+def _faults_of(source: HeadSource) -> Iterator[None]:
+    """A file may be wrong in more ways than anybody thinks of: whatever fails over it is said in one line."""
+    try:
+        yield
+    except (RuntimeError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        if isinstance(error, LocalspecError):
+            raise
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise IncompleteModelError(f"{source.path} cannot be read as an MTP head: {reason}") from error
 
 
 def evaluate(head: Head) -> None:
@@ -118,6 +134,8 @@ def _fill(head: Head, weights: Weights, source: HeadSource) -> None:
                 f"the head at {source.path} is another model's: {source.prefix}{name} is {list(array.shape)}, and for "
                 f"this target it would be {list(expected[name].shape)}"
             )
+        if not (mx.issubdtype(array.dtype, mx.floating) or array.dtype in (mx.uint32, mx.uint8)):
+            raise IncompleteModelError(f"{source.path}: {source.prefix}{name} holds no weights, but {array.dtype}")
         _require_trained(f"{source.prefix}{name}", array, source)
     head.load_weights(list(weights.items()), strict=True)
 
