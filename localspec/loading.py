@@ -84,8 +84,6 @@ def load(
         progress=progress,
         notify=notify,
     )
-    if on_choice is not None and pairing.line is not None:
-        on_choice(pairing.line)
     learning: bool | Learning = False
     if learn:
         from localspec.learning import Learning
@@ -100,6 +98,9 @@ def load(
             if head != AUTO:
                 raise
             leave_out(error, notify)  # nobody asked for it: what is wrong with it must not cost the model
+            pairing = pair(target, tokenizer, wanted, load_tokenizer, mtp=None, dtype=dtype, notify=notify)
+    if on_choice is not None and pairing.line is not None:
+        on_choice(pairing.line)
     if pairing.draft is not None:
         from localspec.drafters import ModelDrafter, TextDrafter
 

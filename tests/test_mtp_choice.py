@@ -173,9 +173,11 @@ def test_a_model_whose_hidden_states_cannot_be_read_loads_without_its_head(
 
     head = _head(folder / "mtp.safetensors", folder)
     monkeypatch.setattr("localspec.models.mtp.weights.trunk_of", unsupported)
-    names, said = _told(folder)
+    chosen: list[str] = []
+    names, said = _told(folder, on_choice=chosen.append)
     assert names == ["ngram"]
     assert len(said) == 1
+    assert not chosen  # nobody is told that a head drafts which is then left out
     with pytest.raises(UnsupportedModelError):
         _told(folder, mtp=head)
 
