@@ -24,7 +24,7 @@ from localspec import decoder as decoder_module
 from localspec import judge as judge_module
 from localspec import noise as noise_module
 from localspec.acceptance import accept_block, accept_rejection, block_weights, residual
-from localspec.drafters import ModelDrafter, small_model
+from localspec.drafters import ModelDrafter, drawing
 from localspec.drafters.protocol import Drafter, Draw, Proposal
 from localspec.engine import Engine
 from localspec.errors import NumericsError
@@ -249,11 +249,11 @@ def test_drafts_emitted_under_coupling_are_found(monkeypatch: pytest.MonkeyPatch
     """A coupled rule that lets every n-gram draft through."""
 
     class Lenient(judge_module.Judge):
-        def _accept_coupled(self, rows: Any, drafts: list[int], first: int) -> Any:
+        def _accept_coupled(self, rows: Any, drafts: Any, first: int) -> Any:
             verdict = super()._accept_coupled(rows, drafts, first)
             if verdict.accepted > 0:
                 return verdict
-            tokens = [drafts[0], verdict.tokens[0]]
+            tokens = [drafts.tokens[0], verdict.tokens[0]]
             return replace(verdict, accepted=1, tokens=tokens, log_ps=verdict.log_ps * 2, logprobs=verdict.logprobs * 2)
 
     monkeypatch.setattr("localspec.decoder.Judge", Lenient)
@@ -292,7 +292,7 @@ def test_no_random_number_serves_two_rounds(accept: str, monkeypatch: pytest.Mon
     assert len(used) > 100
     assert len(set(used)) == len(used)
     used.clear()
-    for module in (judge_module, small_model):  # keyed by position instead
+    for module in (judge_module, drawing):  # keyed by position instead
         monkeypatch.setattr(module, "round_keys", lambda first, count: range(first, first + count))
     run()
     assert len(set(used)) < len(used)

@@ -138,7 +138,7 @@ def test_a_head_without_a_tensor_is_refused(case: Case, tmp_path: Path) -> None:
     gone = next(name for name in case.head if name.endswith("o_proj.weight"))
     folder = write(tmp_path / "m", case.family.target, {n: w for n, w in case.head.items() if n != gone})
     with pytest.raises(IncompleteModelError, match=r"o_proj\.weight is missing") as caught:
-        localspec.load(folder, dtype="float32")
+        localspec.load(folder, mtp=folder, dtype="float32")
     assert "\n" not in str(caught.value)
 
 
