@@ -464,7 +464,9 @@ def test_the_baseline_ends_both_at_the_end_token() -> None:
 def test_the_baseline_prints_a_table_and_one_json_line_last(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(localspec, "load", lambda name, dtype: engine, raising=False)
+    monkeypatch.setattr(
+        localspec, "load", lambda name, dtype, draft: engine if draft == "none" else None, raising=False
+    )
     assert baseline.main(["tiny", "--pairs", "2", "--tokens", "12"]) == 0
     lines = capsys.readouterr().out.splitlines()
     document = json.loads(lines[-1])

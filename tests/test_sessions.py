@@ -97,7 +97,7 @@ def test_the_command_prints_a_table_and_one_document(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path))
-    monkeypatch.setattr(localspec, "load", lambda name: chat_engine())
+    monkeypatch.setattr(localspec, "load", lambda name, draft: chat_engine() if draft == "none" else None)
     assert sessions.main(["--days", "1", "--tokens", "8"]) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[0].startswith("| day |")

@@ -204,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             preload(sys.orig_argv, options.blas)
         import localspec
 
-        engine = localspec.load(options.model, dtype=options.dtype)
+        engine = localspec.load(options.model, dtype=options.dtype, draft="none")
         baseline = compare(engine, pairs=options.pairs, max_tokens=options.tokens)
     except LocalspecError as error:
         print(f"localspec: {error}", file=sys.stderr)

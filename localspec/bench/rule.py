@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     import localspec
     from localspec.bench.follower import Follower
 
-    own = localspec.load(arguments.model, dtype=arguments.dtype)
+    own = localspec.load(arguments.model, dtype=arguments.dtype, draft="none")
     rule = localspec.Engine(
         own.model,
         own.tokenizer,

@@ -145,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             preload(sys.orig_argv, options.blas)
         import localspec
 
-        engine = localspec.load(options.model)
+        engine = localspec.load(options.model, draft="none")
         before = machine()
         engine.generate("A first answer, which is not counted.", max_tokens=16)
         outcome = measure(

@@ -149,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             preload(sys.orig_argv, options.blas)
         import localspec
 
-        engine = localspec.load(options.model)
+        engine = localspec.load(options.model, draft="none")
         before = machine()
         outcomes = measure(engine, repeats=options.repeats, max_tokens=options.tokens, temperature=options.temperature)
     except LocalspecError as error:
